@@ -9,10 +9,15 @@ BIN := $(VENV)/bin
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev,observed]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
-demo: $(VENV)/.installed ## check the 27B example, for this machine and for an H100
+# The demo observes this very environment, so it needs what a person who trains has: torch and transformers.
+$(VENV)/.observed: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[observed]'
+	touch $@
+
+demo: $(VENV)/.observed ## check the 27B example, for this machine and for an H100
 	$(BIN)/python tools/demo.py
 
 test: $(VENV)/.installed lint ## everything that needs no Docker engine, GPU or browser
