@@ -1,0 +1,342 @@
+"""Is one fast path bound to its kernel, and if not, why not? Each reason has its own code and its own fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from kernelguard.declare.values import FastPath, Intent, TransformersTree
+from kernelguard.judge.values import Finding, Status
+from kernelguard.matrix import KernelPackage
+from kernelguard.observe.values import (
+    Binding,
+    Bindings,
+    BoundTo,
+    Environment,
+    GateFact,
+    ImportFact,
+    ImportOutcome,
+)
+
+_DIED = {
+    ImportOutcome.CRASHED: ("crashes", "importing {module} kills the process with {signal}"),
+    ImportOutcome.HUNG: ("hangs", "importing {module} does not return within the time limit"),
+    ImportOutcome.EXITED: ("exits", "importing {module} ends the process"),
+}
+
+
+def judge_binding(
+    path: FastPath,
+    *,
+    intent: Intent,
+    environment: Environment,
+    bindings: Bindings,
+    tree: TransformersTree,
+    kernels: Mapping[str, KernelPackage],
+) -> tuple[Finding, ...]:
+    """Everything that an observed interpreter says about one fast path: never empty.
+
+    The bound function decides. The imports made in processes of their own only explain it, with one exception: a
+    package whose import kills the process is a definite no even when nothing could be read after that.
+    """
+    binding = find_binding(path, bindings)
+    if binding is not None and binding.bound_to in {BoundTo.KERNEL, BoundTo.HUB}:
+        return tuple(_judge_reached(path, intent, bindings, binding, kernels))
+    cause = _import_cause(path, environment, bindings, kernels)
+    if cause is not None:
+        return (cause,)
+    return (_judge_unexplained(path, environment, bindings, binding, tree),)
+
+
+def find_binding(path: FastPath, bindings: Bindings) -> Binding | None:
+    """The observed binding of this fast path; None when the worker did not get that far."""
+    return next(
+        (b for b in bindings.bindings if b.symbol == path.symbol and b.module == path.binding.module),
+        None,
+    )
+
+
+def _judge_reached(
+    path: FastPath,
+    intent: Intent,
+    bindings: Bindings,
+    binding: Binding,
+    kernels: Mapping[str, KernelPackage],
+) -> Iterator[Finding]:
+    """The function is the kernel's. Does the code that calls it get that far?"""
+    gate = path.gate
+    if gate is not None and gate.decides:
+        fact = _gate_fact(path, bindings)
+        if fact is None or fact.value is None:
+            yield Finding(
+                code="gate-unknown",
+                status=Status.UNKNOWN,
+                fast_path=path.symbol,
+                reason=f"bound to {binding.target}, but whether `{gate.name}` lets the model use it could not be read"
+                + (f": {fact.detail}" if fact is not None and fact.detail else ""),
+            )
+            return
+        if not fact.value:
+            missing = _missing_members(path, bindings)
+            yield Finding(
+                code="gated-off",
+                status=Status.FAIL,
+                fast_path=path.symbol,
+                reason=f"bound to {binding.target}, but `{gate.name}` is False"
+                + (f" because {', '.join(missing)} is missing" if missing else "")
+                + f": the whole layer runs {path.fallback}",
+                fix=install_command(path, kernels),
+                evidence=(declared_at(path),),
+            )
+            return
+    if gate is not None and gate.blocked_by_compile and intent.compile:
+        yield Finding(
+            code="blocked-by-compile",
+            status=Status.FAIL,
+            fast_path=path.symbol,
+            reason="this transformers refuses the kernel while torch.compile traces the model and runs "
+            f"{path.fallback} instead, without a message",
+            fix="pip install 'transformers>=5.17', or leave torch.compile off for these layers",
+            evidence=(declared_at(path),),
+        )
+        return
+    where = "the kernels hub" if binding.bound_to is BoundTo.HUB else binding.distribution or path.distribution
+    yield Finding(
+        code="bound",
+        status=Status.PASS,
+        fast_path=path.symbol,
+        reason=f"bound to {binding.target} of {where}",
+        evidence=(binding.file,) if binding.file else (),
+    )
+
+
+def _import_cause(
+    path: FastPath, environment: Environment, bindings: Bindings, kernels: Mapping[str, KernelPackage]
+) -> Finding | None:
+    """Why the package cannot give the symbol; None when its own import is fine or was not tried."""
+    fact = _import_fact(path, bindings)
+    if fact is None or fact.outcome is ImportOutcome.NOT_TRIED:
+        return None
+    if fact.outcome in _DIED:
+        code, text = _DIED[fact.outcome]
+        return _fail(
+            path,
+            code,
+            text.format(module=fact.module, signal=fact.signal or "a signal") + _owned(fact),
+            f"reinstall a build for this torch: {install_command(path, kernels)}",
+            (f"{fact.error_type}: {fact.error}".strip(": "),),
+        )
+    if _is_leftover_folder(fact):
+        return _fail(
+            path,
+            "shadowed",
+            f"{', '.join(fact.search_path)} is a folder named `{path.package}` without a package in it; "
+            "it hides whatever is installed under that name",
+            f"remove that folder, then: {install_command(path, kernels)}",
+        )
+    if fact.outcome is ImportOutcome.ABSENT:
+        others = _other_distributions(path, environment, kernels)
+        if others:
+            return _fail(
+                path,
+                "broken",
+                f"{' and '.join(others)} is installed, but it has no importable module `{path.package}`",
+                f"reinstall it: {_reinstall(install_command(path, kernels))}",
+            )
+        return _fail(
+            path,
+            "not-installed",
+            f"{path.distribution} is not installed: the model runs {path.fallback}",
+            install_command(path, kernels),
+        )
+    if fact.outcome is ImportOutcome.RAISED:
+        return _raised(path, fact, kernels)
+    if fact.symbols.get(path.symbol) is False:
+        return _fail(
+            path,
+            "symbol-missing",
+            f"{_name_version(path, fact, environment)} imports, but has no `{path.import_path}`: it is too old or "
+            "too new for this transformers",
+            f"pip install --upgrade {path.distribution}",
+            (fact.file,),
+        )
+    return None
+
+
+def _raised(path: FastPath, fact: ImportFact, kernels: Mapping[str, KernelPackage]) -> Finding:
+    """An import that raises: a missing dependency, a missing part, or a broken binary."""
+    original = f"{fact.error_type}: {fact.error}"
+    package = kernels.get(path.package)
+    missing = fact.missing_module.partition(".")[0]
+    if missing and missing != path.package:
+        needed = package is not None and missing in package.needs_modules
+        return _fail(
+            path,
+            "missing-dependency",
+            f"{path.distribution} is installed without {missing}: {original}",
+            f"pip install {missing}" if not needed else install_command(path, kernels),
+            (original,),
+        )
+    if missing == path.package:
+        return _fail(
+            path,
+            "symbol-missing",
+            f"{path.package} is installed, but has no module `{fact.missing_module}` that holds `{path.symbol}`",
+            f"pip install --upgrade {path.distribution}",
+            (original,),
+        )
+    return _fail(
+        path,
+        "broken",
+        f"{path.distribution} is installed but broken: {original}",
+        f"reinstall a build for this torch and CUDA: {_reinstall(install_command(path, kernels))}",
+        (original, fact.file) if fact.file else (original,),
+    )
+
+
+def _judge_unexplained(
+    path: FastPath, environment: Environment, bindings: Bindings, binding: Binding | None, tree: TransformersTree
+) -> Finding:
+    """The package's own import is fine, and yet the kernel is not what the model is bound to."""
+    fact = _import_fact(path, bindings)
+    usable = fact is not None and fact.outcome is ImportOutcome.OK
+    if binding is None or binding.bound_to is BoundTo.UNKNOWN:
+        detail = binding.detail if binding is not None else _first_problem(bindings)
+        return Finding(
+            code="binding-unknown",
+            status=Status.UNKNOWN,
+            fast_path=path.symbol,
+            reason=f"what `{path.binding.name}` is bound to could not be read" + (f": {detail}" if detail else ""),
+            evidence=(declared_at(path),),
+        )
+    if binding.bound_to is BoundTo.OTHER:
+        return Finding(
+            code="replaced",
+            status=Status.UNKNOWN,
+            fast_path=path.symbol,
+            reason=f"something else put {binding.target} in the place of {path.symbol}; kernelguard does not know it",
+            evidence=(binding.file,),
+        )
+    if not usable:
+        return Finding(
+            code="binding-unknown",
+            status=Status.UNKNOWN,
+            fast_path=path.symbol,
+            reason=f"the model is bound to {binding.target or 'PyTorch code'}, and importing {path.import_module} in a "
+            "process of its own gave no answer" + (f": {_first_problem(bindings)}" if bindings.problems else ""),
+        )
+    if path.availability_needs_gpu and not bindings.cuda_available:
+        return Finding(
+            code="needs-gpu-to-bind",
+            status=Status.UNKNOWN,
+            fast_path=path.symbol,
+            reason=f"{path.import_path} imports, but transformers {tree.version} looks it up only where a GPU is "
+            f"visible (`{path.availability_check}`): {gpu_state_text(environment)}",
+            fix="run this check on the GPU machine",
+        )
+    if path.hub_first and _has(environment, "kernels"):
+        return Finding(
+            code="hub-first",
+            status=Status.UNKNOWN,
+            fast_path=path.symbol,
+            reason=f"transformers {tree.version} asks the kernels hub before the installed {path.distribution}, and "
+            "the hub gave nothing here (a check downloads nothing)" + (f": {binding.detail}" if binding.detail else ""),
+            fix="export USE_HUB_KERNELS=NO, so that the installed package is used",
+        )
+    return Finding(
+        code="ignored",
+        status=Status.FAIL,
+        fast_path=path.symbol,
+        reason=f"{path.import_path} is installed and works, but transformers {tree.version} does not find it and "
+        f"runs {path.fallback}" + ("" if path.notices else ", without a message"),
+        fix="pip install 'transformers>=5.17'",
+        evidence=(declared_at(path), *((binding.detail,) if binding.detail else ())),
+    )
+
+
+def install_command(path: FastPath, kernels: Mapping[str, KernelPackage]) -> str:
+    """The command that gets this kernel."""
+    package = kernels.get(path.package)
+    return package.install if package is not None else f"pip install {path.distribution}"
+
+
+def declared_at(path: FastPath) -> str:
+    """File and line of the declaration, relative to the transformers folder."""
+    return f"{path.file}:{path.line}"
+
+
+def gpu_state_text(environment: Environment) -> str:
+    """Why no GPU can be used here, in words."""
+    return environment.gpu_detail or f"GPU state: {environment.gpu_state}"
+
+
+def _fail(path: FastPath, code: str, reason: str, fix: str, evidence: tuple[str, ...] = ()) -> Finding:
+    return Finding(
+        code=code,
+        status=Status.FAIL,
+        fast_path=path.symbol,
+        reason=reason,
+        fix=fix,
+        evidence=tuple(e for e in evidence if e),
+    )
+
+
+def _import_fact(path: FastPath, bindings: Bindings) -> ImportFact | None:
+    """The import of the symbol's module, or of its package when only that was tried."""
+    facts = {f.module: f for f in bindings.imports}
+    exact = facts.get(path.import_module)
+    return exact if exact is not None else facts.get(path.package)
+
+
+def _gate_fact(path: FastPath, bindings: Bindings) -> GateFact | None:
+    gate = path.gate
+    return next(
+        (g for g in bindings.gates if gate is not None and g.module == path.binding.module and g.name == gate.name),
+        None,
+    )
+
+
+def _missing_members(path: FastPath, bindings: Bindings) -> list[str]:
+    """Gate members of the same module that are not bound to a kernel."""
+    members = path.gate.members if path.gate is not None else ()
+    return [
+        b.symbol
+        for b in bindings.bindings
+        if b.module == path.binding.module and b.symbol in members and b.bound_to is BoundTo.TORCH
+    ]
+
+
+def _is_leftover_folder(fact: ImportFact) -> bool:
+    """A namespace package: a folder on the path with no `__init__.py`, such as a deleted package leaves behind."""
+    return not fact.file and bool(fact.search_path) and fact.outcome is not ImportOutcome.ABSENT
+
+
+def _owned(fact: ImportFact) -> str:
+    return f" (owned by {', '.join(fact.distributions)})" if fact.distributions else ""
+
+
+def _other_distributions(
+    path: FastPath, environment: Environment, kernels: Mapping[str, KernelPackage]
+) -> tuple[str, ...]:
+    package = kernels.get(path.package)
+    names = package.distributions if package is not None else (path.distribution,)
+    return tuple(n for n in names if _has(environment, n))
+
+
+def _has(environment: Environment, distribution: str) -> bool:
+    return environment.distributions is not None and distribution in environment.distributions
+
+
+def _name_version(path: FastPath, fact: ImportFact, environment: Environment) -> str:
+    for name in (*fact.distributions, path.distribution):
+        found = (environment.distributions or {}).get(name)
+        if found is not None:
+            return f"{found.name} {found.version}"
+    return path.distribution
+
+
+def _reinstall(command: str) -> str:
+    return command.replace("pip install", "pip install --force-reinstall --no-deps --no-cache-dir", 1)
+
+
+def _first_problem(bindings: Bindings) -> str:
+    return bindings.problems[0] if bindings.problems else ""
