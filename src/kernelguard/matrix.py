@@ -22,6 +22,8 @@ class KernelSymbol:
     """`training`, `decoding` or `both`."""
     boundaries: tuple[str, ...]
     """Arguments any one of which keeps packed samples apart; empty: it has none, packed samples always leak."""
+    per_token: bool = False
+    """It works on each position alone (a norm), so that packing cannot leak through it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,11 @@ def load_kernel_packages(files: Iterable[Path]) -> dict[str, KernelPackage]:
             needs_modules=tuple(row.get("needs_modules", ())),
             symbols={
                 name: KernelSymbol(
-                    name=name, module=s["module"], phase=s["phase"], boundaries=tuple(s.get("boundaries", ()))
+                    name=name,
+                    module=s["module"],
+                    phase=s["phase"],
+                    boundaries=tuple(s.get("boundaries", ())),
+                    per_token=s.get("per_token", False),
                 )
                 for name, s in row.get("symbols", {}).items()
             },

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from packaging.version import Version
+
 from kernelguard.declare.values import FastPath, Intent, TransformersTree
 from kernelguard.judge.values import Finding, Status
 from kernelguard.matrix import KernelPackage
@@ -248,9 +250,22 @@ def _judge_unexplained(
         fast_path=path.symbol,
         reason=f"{path.import_path} is installed and works, but transformers {tree.version} does not find it and "
         f"runs {path.fallback}" + ("" if path.notices else ", without a message"),
-        fix="pip install 'transformers>=5.17'",
+        fix=_fix_ignored(path, tree),
         evidence=(declared_at(path), *((binding.detail,) if binding.detail else ())),
     )
+
+
+def _fix_ignored(path: FastPath, tree: TransformersTree) -> str:
+    """Releases before 5.17 look only at the package's root (huggingface/transformers#48148, fixed by #48221)."""
+    if tree.version >= Version("5.17"):
+        return (
+            f"import {path.import_module} before the model's code; if that helps, another import of your program "
+            "made the first look-up fail"
+        )
+    upgrade = "pip install 'transformers>=5.17'"
+    # Before 5.15 the look-up is a guarded import, which an early import does not change.
+    early = path.mechanism == "decorator"
+    return upgrade + (f", or import {path.import_module} before the model's code" if early else "")
 
 
 def install_command(path: FastPath, kernels: Mapping[str, KernelPackage]) -> str:

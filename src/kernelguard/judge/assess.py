@@ -1,0 +1,253 @@
+"""What does all that mean? From what the code declares and what was observed to one answer per fast path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from kernelguard.declare.values import Declaration, FastPath, Intent, Phase, Requirement
+from kernelguard.judge.bound import declared_at, find_binding, gpu_state_text, install_command, judge_binding
+from kernelguard.judge.packing import judge_attention_packing, judge_packing
+from kernelguard.judge.values import Assessment, FastPathAnswer, Finding, Level, NotUsed, Status, worst
+from kernelguard.matrix import KernelPackage
+from kernelguard.observe.values import Binding, Bindings, Environment, GpuState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Everything an assessment is made from."""
+
+    declaration: Declaration
+    intent: Intent
+    environment: Environment
+    bindings: Bindings | None
+    """None: nothing was executed (level resolve)."""
+    rule_findings: tuple[Finding, ...]
+    kernels: Mapping[str, KernelPackage]
+
+
+def assess(evidence: Evidence, level: Level) -> Assessment:
+    """Judge every fast path and the run as a whole against the claim of `level`. Pure."""
+    needed, not_used = _split(evidence)
+    reached = Level.RESOLVE if evidence.bindings is None else Level.IMPORT
+    answers: list[FastPathAnswer] = []
+    findings: list[Finding] = []
+    claimed: set[int] = set()
+    for path in needed:
+        mine = [*_judge_path(path, evidence, level)]
+        for index, finding in enumerate(evidence.rule_findings):
+            if finding.fast_path == path.symbol:
+                mine.append(finding)
+                claimed.add(index)
+        answers.append(_answer(path, mine, evidence.bindings))
+        findings.extend(mine)
+    symbols = {path.symbol for path in needed}
+    findings.extend(
+        f
+        for i, f in enumerate(evidence.rule_findings)
+        if i not in claimed and (f.fast_path is None or f.fast_path in symbols)
+    )
+    findings.extend(_judge_run(evidence, level, reached, needed))
+    return Assessment(
+        level=level,
+        reached=min(level, reached),
+        fast_paths=tuple(answers),
+        not_used=tuple(not_used),
+        findings=tuple(dict.fromkeys(findings)),
+    )
+
+
+def layer_count(path: FastPath, bindings: Bindings | None) -> int | None:
+    """Layers that call the kernel: counted in the built model where that was possible, else read from the source."""
+    if bindings is not None and bindings.layer_counts and path.binding.owner is not None:
+        return bindings.layer_counts.get(path.binding.owner, 0)
+    return path.layers
+
+
+def _split(evidence: Evidence) -> tuple[list[FastPath], list[NotUsed]]:
+    """The fast paths this run needs, and the declared ones that it does not need, with the reason."""
+    wanted: list[FastPath] = []
+    unused: list[tuple[FastPath, str]] = []
+    for path in evidence.declaration.fast_paths:
+        reason = _why_not_used(path, evidence.intent, layer_count(path, evidence.bindings))
+        if reason is None:
+            wanted.append(path)
+        else:
+            unused.append((path, reason))
+    # An all-or-nothing gate makes a decode-only kernel a condition for the training kernels beside it.
+    gated = {(p.binding.module, p.gate.name) for p in wanted if p.gate is not None and p.gate.decides}
+    not_used = []
+    for path, reason in unused:
+        in_gate = path.gate is not None and path.gate.decides and (path.binding.module, path.gate.name) in gated
+        if in_gate and layer_count(path, evidence.bindings) != 0 and path.requirement is not Requirement.OPT_IN:
+            wanted.append(path)
+        else:
+            not_used.append(NotUsed(symbol=path.symbol, model_type=path.model_type, reason=reason))
+    return wanted, not_used
+
+
+def _why_not_used(path: FastPath, intent: Intent, layers: int | None) -> str | None:
+    if layers == 0:
+        return "no layer of this configuration uses it"
+    if intent.phase not in path.phases:
+        return "only called while decoding with a cache" if intent.phase is Phase.TRAINING else "only used in training"
+    if path.requirement is Requirement.OPT_IN and not intent.use_kernels:
+        return "only used when asked for (use_kernels=True)"
+    return None
+
+
+def _judge_path(path: FastPath, evidence: Evidence, level: Level) -> Iterator[Finding]:
+    binding = None
+    if evidence.bindings is not None:
+        binding = find_binding(path, evidence.bindings)
+        yield from judge_binding(
+            path,
+            intent=evidence.intent,
+            environment=evidence.environment,
+            bindings=evidence.bindings,
+            tree=evidence.declaration.transformers,
+            kernels=evidence.kernels,
+        )
+    else:
+        yield _judge_unexecuted(path, evidence, level)
+    if _carries_state(path, evidence):
+        yield from judge_packing(
+            path,
+            intent=evidence.intent,
+            binding=binding,
+            observed=evidence.bindings is not None,
+            tree=evidence.declaration.transformers,
+            kernels=evidence.kernels,
+        )
+
+
+def _carries_state(path: FastPath, evidence: Evidence) -> bool:
+    """Whether the kernel mixes positions of a training sequence; norms and decode steps do not."""
+    package = evidence.kernels.get(path.package)
+    symbol = package.symbols.get(path.symbol) if package is not None else None
+    return evidence.intent.phase in path.phases and not (symbol is not None and symbol.per_token)
+
+
+def _judge_unexecuted(path: FastPath, evidence: Evidence, level: Level) -> Finding:
+    """Without running anything: what is certainly absent is a no; whether a build fits is for the resolver to say."""
+    known = evidence.environment.distributions
+    package = evidence.kernels.get(path.package)
+    names = package.distributions if package is not None else (path.distribution,)
+    fix = install_command(path, evidence.kernels)
+    if known is not None and not any(name in known for name in names):
+        return Finding(
+            code="not-installed",
+            status=Status.FAIL,
+            fast_path=path.symbol,
+            reason=f"{path.distribution} is not installed: the model runs {path.fallback}",
+            fix=fix,
+        )
+    if known is not None:
+        version = next(f"{known[n].name} {known[n].version}" for n in names if n in known)
+        return Finding(
+            code="not-executed",
+            status=Status.UNKNOWN,
+            fast_path=path.symbol,
+            reason=f"{version} is listed, but nothing was executed: whether it loads is not known",
+            fix="kernelguard check --level import on that machine"
+            if level is Level.RESOLVE
+            else "run this check on that machine, without --environment",
+        )
+    return Finding(
+        code="build-unknown",
+        status=Status.UNKNOWN,
+        fast_path=path.symbol,
+        reason=f"this run needs {path.symbol} from {path.distribution}; whether a build for this target exists "
+        "cannot be said yet",
+        fix=fix,
+    )
+
+
+def _judge_run(evidence: Evidence, level: Level, reached: Level, needed: Iterable[FastPath]) -> Iterator[Finding]:
+    """Findings on the run as a whole."""
+    declaration = evidence.declaration
+    for text in declaration.unknowns:
+        yield Finding(code="not-understood", status=Status.UNKNOWN, reason=text)
+    for name in declaration.config.remote_code:
+        yield Finding(
+            code="remote-code",
+            status=Status.UNKNOWN,
+            reason=f"the configuration loads code from outside transformers ({name}), which was not read",
+            fix="check the model class that transformers ships, or read that code yourself",
+        )
+    yield from judge_attention_packing(evidence.intent, has_attention=_has_attention(declaration))
+    yield from _judge_torch(evidence.environment, level)
+    if level <= reached:
+        return
+    if reached is Level.RESOLVE:
+        yield Finding(
+            code="level-not-reached",
+            status=Status.UNKNOWN,
+            reason=f"level {level.name.lower()} was asked for, but nothing could be executed",
+            fix="run this check on that machine with --python, or ask for --level resolve",
+        )
+        return
+    if level is Level.GPU and evidence.environment.gpu_state is not GpuState.USABLE:
+        yield _no_gpu(evidence.environment)
+        return
+    yield Finding(
+        code="not-verified",
+        status=Status.UNKNOWN,
+        reason="the output and the gradients of "
+        + (", ".join(sorted({p.symbol for p in needed})) or "this model")
+        + " were not computed: this version of kernelguard checks up to level import",
+        fix="--level import states the claim that was checked",
+    )
+
+
+def _judge_torch(environment: Environment, level: Level) -> Iterator[Finding]:
+    """A CPU-only torch on a machine with a GPU is wrong whatever the model."""
+    if environment.gpu_state is GpuState.CPU_TORCH and environment.gpus and level > Level.RESOLVE:
+        yield Finding(
+            code="cpu-torch-on-gpu-machine",
+            status=Status.FAIL,
+            reason=f"torch {environment.torch} is a CPU-only build, but this machine has "
+            + ", ".join(gpu.name for gpu in environment.gpus),
+            fix="install the CUDA build of torch for this driver",
+        )
+
+
+def _no_gpu(environment: Environment) -> Finding:
+    code, fix = {
+        GpuState.NONE: ("no-gpu", "run this check on the GPU machine, or ask for --level import"),
+        GpuState.HIDDEN: ("gpu-hidden", "unset CUDA_VISIBLE_DEVICES"),
+        GpuState.CPU_TORCH: ("cpu-torch", "install a CUDA build of torch, or ask for --level import"),
+        GpuState.BROKEN: ("gpu-broken", "make `nvidia-smi` and `python -c 'import torch; torch.zeros(1).cuda()'` work"),
+    }.get(environment.gpu_state, ("gpu-unknown", "run this check on the GPU machine, or ask for --level import"))
+    return Finding(
+        code=code,
+        status=Status.UNKNOWN,
+        reason=f"the claim is for a GPU, and none can be used here: {gpu_state_text(environment)}",
+        fix=fix,
+    )
+
+
+def _has_attention(declaration: Declaration) -> bool:
+    """Whether any layer attends over positions; unknown layer kinds count as yes, so that a leak is not missed."""
+    kinds = declaration.layer_kinds
+    return not kinds or any("mamba" not in k.name and "conv" not in k.name and "linear" not in k.name for k in kinds)
+
+
+def _answer(path: FastPath, findings: list[Finding], bindings: Bindings | None) -> FastPathAnswer:
+    status = worst(f.status for f in findings)
+    deciding = [f for f in findings if f.status is status]
+    binding: Binding | None = find_binding(path, bindings) if bindings is not None else None
+    return FastPathAnswer(
+        symbol=path.symbol,
+        package=path.package,
+        distribution=path.distribution,
+        model_type=path.model_type,
+        layers=layer_count(path, bindings),
+        status=status,
+        bound_to=(binding.target or None) if binding is not None else None,
+        reason="; ".join(dict.fromkeys(f.reason for f in deciding)),
+        fix="; ".join(dict.fromkeys(f.fix for f in deciding if f.fix)),
+        codes=tuple(dict.fromkeys(f.code for f in findings)),
+        declared_at=declared_at(path),
+        notice="; ".join(f"{n.level or 'nothing'} at {n.when}" for n in path.notices) or "nothing is logged",
+    )
