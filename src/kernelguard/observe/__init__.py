@@ -1,0 +1,1 @@
+"""What is on this machine, or on that one?"""

@@ -1,0 +1,1 @@
+"""What runs inside the observed interpreter: standard library and the thing under test only."""
