@@ -1,0 +1,150 @@
+"""The walk of `kernelguard check`: declare, observe, resolve, judge. Wires the rooms for the command line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+
+from kernelguard import declare, observe
+from kernelguard.data import matrices
+from kernelguard.declare.values import ModelConfig, TransformersTree
+from kernelguard.errors import InputError, UndeterminedError
+from kernelguard.judge.assess import Evidence, assess
+from kernelguard.judge.rules import Facts, apply_rules, load_rules
+from kernelguard.judge.values import Level
+from kernelguard.matrix import kernel_packages
+from kernelguard.observe.values import Bindings, Environment
+from kernelguard.report.document import Check
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What was asked on the command line."""
+
+    model: str
+    python: Path | None = None
+    environment: Path | None = None
+    target: str | None = None
+    transformers: str | None = None
+    flags: Mapping[str, Any]
+    intent_file: Path | None = None
+    train_config: Path | None = None
+    level: str | None = None
+    strict: bool = False
+    timeout: float = 300.0
+
+
+def run_check(request: Request, environ: Mapping[str, str]) -> Check:
+    """Answer one check.
+
+    Raises:
+        InputError: an argument or a file is unusable.
+        UndeterminedError: the question cannot be answered here.
+    """
+    deadline = time.monotonic() + request.timeout
+    chosen = [n for n in ("python", "environment", "target") if getattr(request, n) is not None]
+    if len(chosen) > 1:
+        raise InputError(
+            f"--{chosen[0]} and --{chosen[1]} name two different things to check", hint="give one of them"
+        )
+    config = declare.read_config(request.model)
+    intent = declare.resolve_intent(request.flags, request.intent_file, request.train_config)
+    environment = _environment(request, environ, deadline)
+    level = _level(request, environment)
+    tree = _tree(request, environment, environ, deadline)
+    declaration = declare.declare(config, tree)
+    bindings = _bindings(config, declaration, environment, level, deadline)
+    facts = Facts.of(environment=environment, declaration=declaration, intent=intent)
+    rule_findings, open_rules = apply_rules(load_rules(matrices() / "rules.toml"), facts)
+    evidence = Evidence(
+        declaration=declaration,
+        intent=intent,
+        environment=environment,
+        bindings=bindings,
+        rule_findings=rule_findings,
+        kernels=kernel_packages(),
+    )
+    return Check(
+        declaration=declaration,
+        intent=intent,
+        environment=environment,
+        assessment=assess(evidence, level),
+        open_rules=open_rules,
+        strict=request.strict,
+    )
+
+
+def _environment(request: Request, environ: Mapping[str, str], deadline: float) -> Environment:
+    if request.target is not None:
+        return observe.target(request.target)
+    if request.environment is not None:
+        return observe.load_environment(request.environment)
+    interpreter = observe.find_interpreter(request.python, environ)
+    with_gpu = request.level != "resolve"
+    return observe.observe(interpreter, timeout=_left(deadline), gpu=with_gpu)
+
+
+def _level(request: Request, environment: Environment) -> Level:
+    if request.level is not None:
+        return Level[request.level.upper()]
+    return Level.GPU if environment.live else Level.RESOLVE
+
+
+def _tree(request: Request, environment: Environment, environ: Mapping[str, str], deadline: float) -> TransformersTree:
+    """The transformers source to read: what was asked for, else the environment's own, else the interpreter's here."""
+    wanted = request.transformers
+    if wanted is not None:
+        if Path(wanted).exists():
+            return declare.find_tree(Path(wanted))
+        return declare.tree_of_version(wanted, declare.default_cache(environ))
+    if environment.live:
+        if environment.transformers_root is None:
+            raise UndeterminedError(
+                f"transformers is not installed in {environment.executable}",
+                hint=f"{environment.executable} -m pip install transformers, or name one with --python or "
+                "--transformers 5.24.0",
+            )
+        return declare.find_tree(Path(environment.transformers_root), origin="interpreter")
+    if environment.transformers_version is not None:
+        return declare.tree_of_version(str(environment.transformers_version), declare.default_cache(environ))
+    here = observe.observe(observe.find_interpreter(None, environ), timeout=_left(deadline), gpu=False)
+    if here.transformers_root is None:
+        raise UndeterminedError(
+            f"which transformers to read was not said, and {here.executable} has none",
+            hint="--transformers 5.24.0, or a folder that holds a transformers tree",
+        )
+    return declare.find_tree(Path(here.transformers_root), origin="interpreter")
+
+
+def _bindings(
+    config: ModelConfig,
+    declaration: declare.Declaration,
+    environment: Environment,
+    level: Level,
+    deadline: float,
+) -> Bindings | None:
+    """What the model is really bound to; None where nothing can or shall be executed."""
+    if level is Level.RESOLVE or not environment.live or environment.executable is None:
+        return None
+    tree = declaration.transformers
+    if environment.transformers_root is None or Path(environment.transformers_root) != tree.root:
+        # Another transformers than the interpreter's was asked for: what this one binds says nothing about that one.
+        return None
+    if environment.torch is None:
+        raise UndeterminedError(
+            f"torch is not installed in {environment.executable}, so {config.model_type} cannot be loaded there",
+            hint=f"{environment.executable} -m pip install torch, or name another interpreter with --python",
+        )
+    return observe.observe_bindings(environment.executable, declaration, timeout=_left(deadline))
+
+
+def _left(deadline: float) -> float:
+    """Seconds left; never zero, so that a worker that is started gets to say that it had no time."""
+    return max(deadline - time.monotonic(), 1.0)
+
+

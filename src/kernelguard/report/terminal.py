@@ -1,0 +1,129 @@
+"""A check for a person at a terminal: header, one line per fast path with reason and fix, one summary line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from kernelguard.judge.values import FastPathAnswer, Finding, Status
+from kernelguard.observe.values import Environment
+from kernelguard.report.document import Check, assumed_texts
+
+_WORD = {Status.PASS: "pass", Status.WARN: "warn", Status.FAIL: "FAIL", Status.UNKNOWN: "unknown"}
+# Named ANSI colours follow the terminal's own theme, so they read on dark and on light; the word carries the meaning.
+_STYLE = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "bold red", Status.UNKNOWN: "magenta"}
+_INDENT = 9
+
+
+def print_check(console: Console, check: Check) -> None:
+    """Print the whole report."""
+    for label, value in _header(check):
+        _line(console, Text(f"{label:<13}", style="dim") + Text(value))
+    console.print()
+    for path in check.assessment.fast_paths:
+        _print_path(console, path)
+    if not check.assessment.fast_paths:
+        _line(console, Text("This run needs no fused kernel that transformers would fall back from."))
+    for finding in check.assessment.findings:
+        if finding.fast_path is None:
+            _print_finding(console, finding)
+    for rule in check.open_rules:
+        _line(console, Text("note     ", style="dim") + Text(f"{rule.rule_id}: {rule.text}"))
+    if check.assessment.not_used:
+        names = ", ".join(dict.fromkeys(f"{n.symbol} ({n.reason})" for n in check.assessment.not_used))
+        _line(console, Text("not used ", style="dim") + Text(names), indent=_INDENT)
+    assumed = assumed_texts(check.intent)
+    if assumed:
+        _line(console, Text("assumed  ", style="dim") + Text(" ".join(assumed)), indent=_INDENT)
+    console.print()
+    _line(console, summary(check))
+
+
+def summary(check: Check) -> Text:
+    """The one line that says it all."""
+    assessment = check.assessment
+    total = len(assessment.fast_paths)
+    counts = {s: sum(p.status is s for p in assessment.fast_paths) for s in Status}
+    said = [f"{counts[s]} {_WORD[s]}" for s in (Status.FAIL, Status.UNKNOWN, Status.WARN, Status.PASS) if counts[s]]
+    model = check.declaration.config.model_type
+    text = Text(_WORD[check.status].upper(), style=_STYLE[check.status])
+    text.append(f": {model}, ", style="default")
+    text.append(f"{total} fast path{'s' if total != 1 else ''}" + (f" ({', '.join(said)})" if said else ""), "default")
+    level, reached = assessment.level.name.lower(), assessment.reached.name.lower()
+    text.append(
+        f"; level {level}" + (f" asked, {reached} reached" if level != reached else "") + f"; exit {check.exit_code}",
+        "default",
+    )
+    return text
+
+
+def _header(check: Check) -> Iterator[tuple[str, str]]:
+    declaration, environment = check.declaration, check.environment
+    kinds = ", ".join(f"{k.count} {k.name}" for k in declaration.layer_kinds)
+    yield "model", f"{declaration.config.model_type} ({declaration.config.source})"
+    if kinds:
+        yield "layers", kinds
+    tree = declaration.transformers
+    yield "transformers", f"{tree.version} (from {tree.origin})"
+    yield "environment", _environment(environment)
+    yield "torch", _torch(environment)
+    yield "gpu", _gpu(environment)
+
+
+def _environment(environment: Environment) -> str:
+    python = f", Python {environment.python}" if environment.python else ""
+    return f"{environment.origin}{python}"
+
+
+def _torch(environment: Environment) -> str:
+    if environment.torch is None:
+        return "not installed" if environment.live else "not given"
+    cuda = "CPU build" if environment.torch_is_cpu else f"CUDA {environment.torch_cuda or 'not known'}"
+    triton = f"triton {environment.triton}" if environment.triton else "no triton" if environment.live else ""
+    return ", ".join(filter(None, (f"{environment.torch}", cuda, triton)))
+
+
+def _gpu(environment: Environment) -> str:
+    driver = f", driver {environment.driver}" if environment.driver else ""
+    if environment.gpus:
+        first = environment.gpus[0]
+        capability = f" (sm_{first.capability[0]}{first.capability[1]})" if first.capability else ""
+        count = f"{len(environment.gpus)} x " if len(environment.gpus) > 1 else ""
+        detail = f"; {environment.gpu_detail}" if environment.gpu_detail else ""
+        return f"{count}{first.name}{capability}{driver}{detail}"
+    return (environment.gpu_detail or f"{environment.gpu_state}") + driver
+
+
+def _print_path(console: Console, path: FastPathAnswer) -> None:
+    head = _status(path.status) + Text(path.symbol, style="bold")
+    layers = "layers not known" if path.layers is None else f"{path.layers} layer{'s' if path.layers != 1 else ''}"
+    head.append(f"  {layers} of {path.model_type}", style="dim")
+    _line(console, head)
+    _line(console, Text(path.reason), indent=_INDENT)
+    if path.fix and path.status is not Status.PASS:
+        _print_fix(console, path.fix)
+
+
+def _print_finding(console: Console, finding: Finding) -> None:
+    _line(console, _status(finding.status) + Text(finding.code, style="bold"))
+    _line(console, Text(finding.reason), indent=_INDENT)
+    if finding.fix:
+        _print_fix(console, finding.fix)
+
+
+def _print_fix(console: Console, fix: str) -> None:
+    # Not wrapped: a command broken over two lines cannot be pasted.
+    console.print(
+        Padding(Text("fix: ", style="cyan") + Text(fix), (0, 0, 0, _INDENT)), soft_wrap=True, crop=False, highlight=False
+    )
+
+
+def _status(status: Status) -> Text:
+    return Text(f"{_WORD[status]:<{_INDENT}}", style=_STYLE[status])
+
+
+def _line(console: Console, text: Text, *, indent: int = 0) -> None:
+    console.print(Padding(text, (0, 0, 0, indent)) if indent else text, highlight=False)

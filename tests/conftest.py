@@ -1,0 +1,50 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+
+@pytest.fixture(autouse=True)
+def _quiet_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Colour settings and the caller's virtual environment must not change what tests see."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "VIRTUAL_ENV", "PYTHONPATH", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """In CI "skipped because it is missing" is a failure: what CI lacks, nobody has tested."""
+    report = yield
+    if os.environ.get("KERNELGUARD_CI") and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped in CI: {report.longrepr}"
+    return report
+
+
+@pytest.fixture
+def kernelguard() -> "type[Command]":
+    """The command line as a real process."""
+    return Command
+
+
+class Command:
+    """One run of the installed `kernelguard` command."""
+
+    def __init__(self, *arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> None:
+        command = [str(Path(sys.executable).parent / "kernelguard"), *map(str, arguments)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=cwd, env={**os.environ, **(env or {})}
+        )
+        self.code = done.returncode
+        self.out = done.stdout
+        self.err = done.stderr
