@@ -4,7 +4,7 @@ Run by the observed interpreter as `python gpu.py request.json result.jsonl`. St
 step is announced before it is taken, because a broken driver can hang or kill the process.
 """
 # The same few path calls in every worker, without pathlib.
-# ruff: noqa: PTH100, PTH113, PTH118, PTH120, PTH123
+# ruff: noqa: PTH100, PTH120
 
 from __future__ import annotations
 
