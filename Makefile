@@ -34,3 +34,7 @@ format: $(VENV)/.installed
 
 clean:
 	rm -rf $(VENV) .cache dist build
+
+.PHONY: bench-check
+bench-check: $(VENV)/.observed ## how long a static check takes, beside `transformers env` and importing torch
+	$(BIN)/python benchmarks/check.py --json benchmarks/results/check.json

@@ -1,0 +1,284 @@
+"""`kernelguard check` on real transformers releases with crafted kernel packages: the whole command, every situation.
+
+Each case asserts the exit code and the answers in the JSON, because either alone can be right by accident.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import configs
+import crafted
+import pytest
+from conftest import Command
+from observed import VERSIONS, Interpreter, environment
+
+pytestmark = pytest.mark.observed
+
+DECORATED = ("5.16.1", "5.17.0", "5.24.0")
+"""Releases whose binding does not depend on a visible GPU."""
+GUARDED = ("4.57.6", "5.5.4")
+TRAINING = ("causal_conv1d_fn", "chunk_gated_delta_rule")
+GDN = "fla/ops/gated_delta_rule/__init__.py"
+CONV = "causal_conv1d/__init__.py"
+
+
+def config_for(version: str) -> dict[str, Any]:
+    """Qwen3.5, or the one of its family that this release knows."""
+    return configs.QWEN3_NEXT if version == "4.57.6" else configs.QWEN3_5
+
+
+class Answer:
+    """What one check said."""
+
+    def __init__(self, tmp: Path, env: Interpreter, config: dict[str, Any], *options: str) -> None:
+        model = configs.write(tmp / "model", config)
+        command = Command("check", model, "--python", env.python, "--json", *(options or ("--level", "import")))
+        assert command.out, command.err
+        assert "Traceback" not in command.err, command.err
+        self.code = command.code
+        self.json = json.loads(command.out)
+        self.paths = {path["symbol"]: path for path in self.json["fast_paths"]}
+        assert self.json["exit_code"] == self.code
+
+    def status(self, symbol: str) -> str:
+        return str(self.paths[symbol]["status"])
+
+    def codes(self, symbol: str) -> set[str]:
+        return set(self.paths[symbol]["codes"])
+
+
+def check(tmp: Path, version: str, files: crafted.Files, *options: str, config: dict[str, Any] | None = None) -> Answer:
+    env = environment(tmp / "env", version, files)
+    return Answer(tmp, env, config or config_for(version), *options)
+
+
+@pytest.mark.parametrize("version", ["5.17.0", "5.24.0"])
+def test_all_good(tmp_path: Path, version: str) -> None:
+    answer = check(tmp_path, version, crafted.everything())
+    assert answer.code == 0
+    assert set(answer.paths) == set(TRAINING)
+    for symbol in TRAINING:
+        assert answer.status(symbol) == "pass"
+        assert answer.paths[symbol]["layers"] == 3
+    assert answer.paths["chunk_gated_delta_rule"]["bound_to"] == "fla.ops.gated_delta_rule.chunk_gated_delta_rule"
+    assert answer.paths["causal_conv1d_fn"]["bound_to"] == "causal_conv1d.causal_conv1d_fn"
+    assert {n["symbol"] for n in answer.json["not_used"]} >= {
+        "causal_conv1d_update",
+        "fused_recurrent_gated_delta_rule",
+    }
+
+
+@pytest.mark.parametrize("version", ["5.24.0"])
+def test_all_good_is_no_pass_where_gradients_were_asked_for(tmp_path: Path, version: str) -> None:
+    answer = check(tmp_path, version, crafted.everything(), "--level", "gpu")
+    assert answer.code == 3
+    assert answer.json["reached"] == "import"
+    assert "cpu-torch" in {f["code"] for f in answer.json["findings"]}
+
+
+@pytest.mark.parametrize("version", GUARDED)
+def test_all_good_cannot_be_told_without_a_gpu_where_the_lookup_needs_one(tmp_path: Path, version: str) -> None:
+    answer = check(tmp_path, version, crafted.everything())
+    assert answer.code == 3
+    for symbol in TRAINING:
+        assert answer.status(symbol) == "unknown"
+        assert "needs-gpu-to-bind" in answer.codes(symbol)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_nothing_installed(tmp_path: Path, version: str) -> None:
+    answer = check(tmp_path, version, {})
+    assert answer.code == 1
+    for symbol in TRAINING:
+        assert answer.codes(symbol) == {"not-installed"}
+        assert "pip install" in answer.paths[symbol]["fix"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("removed", "missing", "present"),
+    [("causal_conv1d", *TRAINING), ("fla", *reversed(TRAINING))],
+)
+def test_one_package_missing(tmp_path: Path, version: str, removed: str, missing: str, present: str) -> None:
+    files = crafted.without(crafted.everything(), removed, "flash_linear_attention", "fla_core")
+    if removed == "causal_conv1d":
+        files |= crafted.fla()
+    answer = check(tmp_path, version, files)
+    assert answer.code == 1
+    assert answer.codes(missing) == {"not-installed"}
+    assert "not-installed" not in answer.codes(present)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_installed_but_its_import_raises(tmp_path: Path, version: str) -> None:
+    words = "/site/causal_conv1d_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEab"
+    files = crafted.replaced(crafted.everything(), CONV, f"raise ImportError({words!r})\n")
+    answer = check(tmp_path, version, files)
+    assert answer.code == 1
+    assert answer.codes("causal_conv1d_fn") == {"broken"}
+    assert words in answer.paths["causal_conv1d_fn"]["reason"]
+    assert "not installed" not in answer.paths["causal_conv1d_fn"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("undefined", "needs", "said"),
+    [
+        ("_ZN3c1021kernelguard_no_such_fnEv", None, "_ZN3c1021kernelguard_no_such_fnEv"),
+        (None, "libcudart.so.99", "libcudart.so.99"),
+    ],
+    ids=["undefined-symbol", "missing-library"],
+)
+def test_binary_that_cannot_be_loaded(tmp_path: Path, undefined: str | None, needs: str | None, said: str) -> None:
+    files = crafted.everything()
+    files[CONV] = "import torch\nimport causal_conv1d_cuda\n" + files[CONV]
+    env = environment(tmp_path / "env", "5.24.0", files)
+    crafted.shared_object(env.site / "causal_conv1d_cuda.so", undefined=undefined, needs=needs)
+    answer = Answer(tmp_path, env, configs.QWEN3_5)
+    assert answer.code == 1
+    assert answer.codes("causal_conv1d_fn") == {"broken"}
+    assert said in answer.paths["causal_conv1d_fn"]["reason"]
+    assert answer.status("chunk_gated_delta_rule") == "pass"
+
+
+@pytest.mark.parametrize("version", ["5.5.4", "5.24.0"])
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("import os\nos.abort()\n", "crashes"),
+        ("import ctypes\nctypes.string_at(0)\n", "crashes"),
+        ("import os\nos._exit(0)\n", "exits"),
+        ("import time\ntime.sleep(3600)\n", "hangs"),
+    ],
+    ids=["abort", "segfault", "exit", "hang"],
+)
+def test_import_that_kills_or_blocks_the_process(tmp_path: Path, version: str, body: str, code: str) -> None:
+    files = crafted.replaced(crafted.everything(), CONV, body)
+    answer = check(tmp_path, version, files, "--level", "import", "--timeout", "40")
+    assert answer.code == 1
+    assert code in answer.codes("causal_conv1d_fn")
+    assert answer.status("causal_conv1d_fn") == "fail"
+    # What could not be read after that is unknown, never a pass.
+    assert answer.status("chunk_gated_delta_rule") in {"unknown", "fail"}
+
+
+@pytest.mark.parametrize("version", DECORATED)
+def test_fla_without_triton(tmp_path: Path, version: str) -> None:
+    files = crafted.without(crafted.everything(), "triton")
+    answer = check(tmp_path, version, files)
+    assert answer.code == 1
+    assert answer.codes("chunk_gated_delta_rule") == {"missing-dependency"}
+    assert "triton" in answer.paths["chunk_gated_delta_rule"]["reason"]
+
+
+def test_nested_fla_is_ignored_by_5_16(tmp_path: Path) -> None:
+    answer = check(tmp_path, "5.16.1", crafted.everything())
+    assert answer.code == 1
+    assert answer.status("causal_conv1d_fn") == "pass"
+    assert "ignored" in answer.codes("chunk_gated_delta_rule")
+    path = answer.paths["chunk_gated_delta_rule"]
+    assert "transformers>=5.17" in path["fix"]
+    assert "install 'flash" not in path["fix"]
+
+
+@pytest.mark.parametrize("version", DECORATED)
+@pytest.mark.parametrize("symbol", TRAINING)
+def test_symbol_missing(tmp_path: Path, version: str, symbol: str) -> None:
+    name = CONV if symbol == "causal_conv1d_fn" else GDN
+    answer = check(tmp_path, version, crafted.renamed(crafted.everything(), name, f"def {symbol}(", f"def old_{symbol}("))
+    assert answer.code == 1
+    assert "symbol-missing" in answer.codes(symbol)
+
+
+@pytest.mark.parametrize("version", DECORATED)
+def test_leftover_folder_hides_the_package(tmp_path: Path, version: str) -> None:
+    files = crafted.without(crafted.everything(), "fla", "flash_linear")
+    env = environment(tmp_path / "env", version, files)
+    (env.site / "fla").mkdir()
+    answer = Answer(tmp_path, env, configs.QWEN3_5)
+    assert answer.code == 1
+    assert answer.codes("chunk_gated_delta_rule") == {"shadowed"}
+    assert str(env.site / "fla") in answer.paths["chunk_gated_delta_rule"]["reason"]
+
+
+ALL_SIGNALS = "position_ids,cu_seq_lens_q,seq_idx"
+
+
+@pytest.mark.parametrize("version", ["5.17.0", "5.24.0"])
+@pytest.mark.parametrize(
+    ("signals", "leaking"),
+    [
+        (ALL_SIGNALS, set()),
+        ("position_ids", set(TRAINING)),
+        ("position_ids,cu_seq_lens_q", {"causal_conv1d_fn"}),
+        ("position_ids,seq_idx", {"chunk_gated_delta_rule"}),
+    ],
+    ids=["all", "position_ids", "no-seq_idx", "no-cu_seq_lens"],
+)
+def test_packed_with_every_kernel_bound(tmp_path: Path, version: str, signals: str, leaking: set[str]) -> None:
+    options = ("--level", "import", "--packed", "--signals", signals)
+    answer = check(tmp_path, version, crafted.everything(), *options)
+    assert {s for s in TRAINING if answer.status(s) == "fail"} == leaking
+    assert answer.code == (1 if leaking else 0)
+    for symbol in leaking:
+        assert "signal-not-sent" in answer.codes(symbol)
+
+
+def test_packed_without_saying_which_signals_is_unknown(tmp_path: Path) -> None:
+    answer = check(tmp_path, "5.24.0", crafted.everything(), "--level", "import", "--packed")
+    assert answer.code == 3
+    assert "signals-unknown" in answer.codes("chunk_gated_delta_rule")
+
+
+def test_packed_without_position_ids_leaks_through_attention(tmp_path: Path) -> None:
+    options = ("--level", "import", "--packed", "--signals", "cu_seq_lens_q,seq_idx")
+    answer = check(tmp_path, "5.24.0", crafted.everything(), *options)
+    assert answer.code == 1
+    assert "attention-signal-not-sent" in {f["code"] for f in answer.json["findings"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "symbol"),
+    [
+        (GDN, "cu_seqlens=None", "offsets=None", "chunk_gated_delta_rule"),
+        (CONV, "seq_idx=None, ", "", "causal_conv1d_fn"),
+        (CONV, "seq_idx=None, initial", "*_, initial", "causal_conv1d_fn"),
+    ],
+    ids=["renamed-and-swallowed", "dropped", "starred"],
+)
+def test_boundary_argument_lost(tmp_path: Path, name: str, old: str, new: str, symbol: str) -> None:
+    files = crafted.renamed(crafted.everything(), name, old, new)
+    unpacked = check(tmp_path / "unpacked", "5.24.0", files)
+    assert unpacked.code == 0
+    packed = check(tmp_path / "packed", "5.24.0", files, "--level", "import", "--packed", "--signals", ALL_SIGNALS)
+    assert packed.code == 1
+    assert "boundary-argument-lost" in packed.codes(symbol)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_mamba2_gate_needs_its_decode_kernels_only_while_it_is_all_or_nothing(tmp_path: Path, version: str) -> None:
+    files = crafted.without(crafted.everything(), "causal_conv1d")
+    files |= {"causal_conv1d/__init__.py": crafted.causal_conv1d()[CONV].replace("def causal_conv1d_update", "def gone")}
+    files |= crafted.metadata("causal-conv1d", "1.7.0", "causal_conv1d")
+    answer = check(tmp_path, version, files, config=configs.MAMBA2)
+    if version in DECORATED:
+        assert "causal_conv1d_update" not in answer.paths
+        assert answer.status("causal_conv1d_fn") == "pass"
+    else:
+        assert answer.code == 1
+        assert "symbol-missing" in answer.codes("causal_conv1d_update")
+
+
+def test_a_hybrid_without_mamba_layers_needs_no_mamba_kernels(tmp_path: Path) -> None:
+    config = {**configs.BAMBA, "attn_layer_indices": [0, 1, 2, 3]}
+    answer = check(tmp_path, "5.24.0", {}, config=config)
+    assert answer.paths == {}
+    assert answer.code == 0
+
+
+def test_dense_model_declares_nothing(tmp_path: Path) -> None:
+    answer = check(tmp_path, "5.24.0", {}, config=configs.LLAMA)
+    assert answer.paths == {}
+    assert answer.code == 0
