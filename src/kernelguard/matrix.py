@@ -22,8 +22,8 @@ class KernelSymbol:
     """`training`, `decoding` or `both`."""
     boundaries: tuple[str, ...]
     """Arguments any one of which keeps packed samples apart; empty: it has none, packed samples always leak."""
-    per_token: bool = False
-    """It works on each position alone (a norm), so that packing cannot leak through it."""
+    mixes_tokens: bool = True
+    """False: it works on each position alone (a norm), so that packing cannot leak through it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ def load_kernel_packages(files: Iterable[Path]) -> dict[str, KernelPackage]:
                     module=s["module"],
                     phase=s["phase"],
                     boundaries=tuple(s.get("boundaries", ())),
-                    per_token=s.get("per_token", False),
+                    mixes_tokens=s.get("mixes_tokens", True),
                 )
                 for name, s in row.get("symbols", {}).items()
             },

@@ -51,7 +51,7 @@ KERNELS = {
         symbols={
             "chunk": KernelSymbol(name="chunk", module="fla.ops", phase="training", boundaries=("cu_seqlens",)),
             "step": KernelSymbol(name="step", module="fla.ops", phase="decoding", boundaries=("cu_seqlens",)),
-            "norm": KernelSymbol(name="norm", module="fla.ops", phase="both", boundaries=(), per_token=True),
+            "norm": KernelSymbol(name="norm", module="fla.ops", phase="both", boundaries=(), mixes_tokens=False),
             "scan": KernelSymbol(name="scan", module="fla.ops", phase="training", boundaries=()),
         },
     )

@@ -125,7 +125,7 @@ def _carries_state(path: FastPath, evidence: Evidence) -> bool:
     """Whether the kernel mixes positions of a training sequence; norms and decode steps do not."""
     package = evidence.kernels.get(path.package)
     symbol = package.symbols.get(path.symbol) if package is not None else None
-    return evidence.intent.phase in path.phases and not (symbol is not None and symbol.per_token)
+    return evidence.intent.phase in path.phases and (symbol is None or symbol.mixes_tokens)
 
 
 def _judge_unexecuted(path: FastPath, evidence: Evidence, level: Level) -> Finding:
