@@ -1,0 +1,7 @@
+"""What does this model's code ask for?"""
+
+from kernelguard.declare.config import parse_config, read_config
+from kernelguard.declare.declaration import declare
+from kernelguard.declare.tree import find_tree, tree_of_version
+
+__all__ = ["declare", "find_tree", "parse_config", "read_config", "tree_of_version"]

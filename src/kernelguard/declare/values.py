@@ -40,6 +40,8 @@ class BindingKind(StrEnum):
     """`name` is a module global that is set when `owner` (a class of the module) is constructed."""
     FUNCTION_RESULT = "function-result"
     """Calling the module-level function `loader` returns a tuple; element `index` is the kernel (transformers 4.57)."""
+    AT_CALL = "at-call"
+    """A function of the module imports it each time it runs: whether the import works is all there is to know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,8 @@ class Gate:
     needs_cuda_tensors: bool = False
     blocked_by_compile: bool = False
     """The fast path is refused while torch.compile traces (the Mamba family up to 5.14)."""
+    module_global: bool = True
+    """The flag is a global of the modeling module; False: a local of a method, so only the members can be looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +132,14 @@ class FastPath:
     availability_needs_gpu: bool = False
     """That helper says False without a visible GPU, so the binding cannot be judged there."""
     boundaries: tuple[Boundary, ...] = ()
+    availability_missing: bool = False
+    """The code asks for that helper by name, but this transformers has none: the installed package is never used."""
     hub_first: bool = False
     """With a usable `kernels` package the hub is asked first and the installed package is not tried."""
+    disabled_by: str = ""
+    """The setting of this config that switches the kernel off, `use_mamba_kernels=False`; empty when none does."""
+    detail: str = ""
+    """What else a person should know, one sentence."""
 
     @property
     def import_path(self) -> str:

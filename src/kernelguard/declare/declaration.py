@@ -1,0 +1,105 @@
+"""What does this configuration's code declare? Walks its parts, and asks every mechanism about every reached file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+
+from kernelguard.declare.index import Index
+from kernelguard.declare.knowledge import Kernels
+from kernelguard.declare.mechanisms import Context, mechanisms
+from kernelguard.declare.reach import resolve_parts
+from kernelguard.declare.source import ParsedModule, Source
+from kernelguard.declare.values import Declaration, FastPath, ModelConfig, TransformersTree
+
+
+def declare(config: ModelConfig, tree: TransformersTree) -> Declaration:
+    """Reads every fast path that the code of `config` can use in this transformers.
+
+    Raises:
+        InputError: This transformers does not know the configuration's model_type.
+    """
+    source = Source(tree)
+    index = Index(source)
+    kernels = Kernels()
+    unknowns: list[str] = []
+    parts = resolve_parts(config, index, unknowns)
+    found: dict[tuple[str, int, str, str], FastPath] = {}
+    reached: dict[str, frozenset[str]] = {}
+    consumed: dict[str, set[tuple[str, int]]] = {}
+    # The outermost part first: a path that an inner part reaches as well belongs to the inner one.
+    for part in parts:
+        for file in sorted(part.reached):
+            module = source.module(file)
+            if module is None or "/auto/" in file or "modeling_" not in file.rpartition("/")[2]:
+                continue
+            context = Context(
+                source=source,
+                index=index,
+                kernels=kernels,
+                model_type=part.sub.model_type,
+                config=part.sub.raw,
+                reached=part.reached[file],
+                whole_file=bool(part.whole_files),
+            )
+            for mechanism in mechanisms():
+                for path in mechanism.find(module, context):
+                    found[path.file, path.line, path.symbol, path.mechanism] = path
+            unknowns += context.unknowns
+            reached[file] = reached.get(file, frozenset()) | part.reached[file]
+            consumed.setdefault(file, set()).update(context.consumed)
+    for file, names in reached.items():
+        module = source.module(file)
+        if module is not None:
+            unknowns += unconsumed(module, names, consumed[file], kernels.packages)
+    unknowns += [f"The code of {name} is not part of transformers and was not read." for name in config.remote_code]
+    unknowns += source.problems
+    completed = replace(config, parts=tuple(part.sub for part in parts))
+    return Declaration(
+        config=completed,
+        transformers=tree,
+        fast_paths=tuple(sorted(found.values(), key=lambda p: (p.file, p.line, p.symbol))),
+        unknowns=tuple(dict.fromkeys(unknowns)),
+    )
+
+
+def unconsumed(
+    module: ParsedModule, reached: frozenset[str], consumed: AbstractSet[tuple[str, int]], packages: AbstractSet[str]
+) -> Iterator[str]:
+    """What looks like a fast path in reached code, but was understood by no mechanism."""
+    markers = {marker for mechanism in mechanisms() for marker in mechanism.MARKERS if marker in module.text}
+    imported = {local: i.name for local, i in module.imports.items() if i.name in markers}
+    lines = _reached_lines(module, reached)
+    for local in markers | set(imported):
+        name = imported.get(local) or local
+        for line in _lines_with(rf"\b{re.escape(local)}\b", module):
+            is_import = any(line in span for span in module.import_lines)
+            if line in lines and not is_import and not {(name, line), (name, 0)} & consumed:
+                yield f"{module.file}:{line} uses {name} in a way that is not understood here."
+    for package in packages:
+        for line in _lines_with(rf"^\s*(?:from|import)\s+{re.escape(package)}\b", module):
+            if line in lines and not {(package, line), (package, 0)} & consumed:
+                yield f"{module.file}:{line} imports {package} in a way that is not understood here."
+
+
+def _lines_with(pattern: str, module: ParsedModule) -> Iterator[int]:
+    """The numbers of the lines on which a pattern matches, comments left out."""
+    for match in re.finditer(pattern, module.text, re.MULTILINE):
+        start = module.text.rfind("\n", 0, match.start() + 1) + 1
+        if "#" not in module.text[start : match.start()]:
+            yield module.text.count("\n", 0, match.end()) + 1
+
+
+def _reached_lines(module: ParsedModule, reached: frozenset[str]) -> set[int]:
+    """The lines of reached definitions, and those of the module level."""
+    lines = set(range(1, module.text.count("\n") + 2))
+    for name, node in module.definitions.items():
+        if name not in reached:
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            lines -= set(range(first, (node.end_lineno or node.lineno) + 1))
+    return lines
+
+
+__all__ = ["declare", "unconsumed"]

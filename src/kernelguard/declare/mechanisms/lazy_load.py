@@ -1,0 +1,119 @@
+"""transformers 5.0 to 5.14: `lazy_load_kernel("x")` fills globals of the module, most often when a layer is built."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from kernelguard.declare.availability import read_availability
+from kernelguard.declare.gates import MARKER
+from kernelguard.declare.mechanisms import Context, real_name
+from kernelguard.declare.mechanisms._symbols import fast_path
+from kernelguard.declare.source import ParsedModule, called, dotted, literal, simple_assignments, walk
+from kernelguard.declare.values import BindingKind, BindingSite, FastPath
+
+NAME = "lazy_load"
+LOADER = "lazy_load_kernel"
+RESOLVER = "resolve_internal_import"
+MARKERS = (LOADER, RESOLVER, MARKER)
+_HUB_KERNELS = "integrations/hub_kernels.py"
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    name: str
+    kernel: str
+    """What the loader was asked for, `causal-conv1d`."""
+    path: str
+    """Dotted path of the symbol inside the package."""
+    line: int
+
+
+def find(module: ParsedModule, context: Context) -> Iterable[FastPath]:
+    """One fast path for each global that is taken out of a lazily loaded package."""
+    if LOADER not in module.text:
+        return
+    for name, node in module.definitions.items():
+        if name in context.reached and isinstance(node, ast.ClassDef):
+            for function in (m for m in node.body if isinstance(m, ast.FunctionDef)):
+                globals_ = {n for s in walk(function) if isinstance(s, ast.Global) for n in s.names}
+                for bound in _bound(module, context, function.body):
+                    if bound.name in globals_:
+                        yield _path(module, context, bound, name, BindingKind.GLOBAL_AFTER_INIT)
+                    else:
+                        context.unknowns.append(
+                            f"{module.file}:{bound.line} keeps {bound.path} in a place that is not followed here."
+                        )
+    for bound in _bound(module, context, module.body):
+        users = context.users(module, bound.name)
+        if users:
+            yield _path(module, context, bound, users[0], BindingKind.GLOBAL)
+
+
+def _bound(module: ParsedModule, context: Context, body: list[ast.stmt]) -> Iterator[_Bound]:
+    """Names assigned from a loaded package; every call that was understood is consumed."""
+    loaded: dict[str, str] = {}
+    for statement in body:
+        for target, value in simple_assignments(statement):
+            if not isinstance(value, ast.Call):
+                continue
+            function = real_name(module, called(value))
+            if function == LOADER and value.args and isinstance(kernel := literal(value.args[0]), str):
+                loaded[target] = kernel
+                context.consumed.add((LOADER, value.lineno))
+                continue
+            arguments = [*value.args, *(k.value for k in value.keywords if k.arg == "chained_path")]
+            source = dotted(arguments[0]) if arguments else None
+            if source not in loaded or function not in {"getattr", RESOLVER} or len(arguments) < 2:
+                continue
+            path = literal(arguments[1])
+            if isinstance(path, str):
+                context.consumed.add((str(function), value.lineno))
+                yield _Bound(target, loaded[source], path, statement.lineno)
+
+
+def _path(module: ParsedModule, context: Context, bound: _Bound, owner: str, kind: BindingKind) -> FastPath:
+    helper = read_availability(context.source, f"is_{bound.kernel.replace('-', '_')}_available")
+    imported = bound.kernel.replace("-", "_")
+    package, detail = imported, ""
+    if imported not in context.kernels.packages:
+        # falcon_mamba asks for a package that does not exist; the hub repository says what is really meant.
+        hub = _hub_repository(context, bound.kernel).rpartition("/")[2].replace("-", "_")
+        package = hub if hub in context.kernels.packages else imported
+        if not helper.exists:
+            detail = (
+                f"Without the hub {package} is never imported: the code asks for {helper.name}, which is not there."
+            )
+    inside, _, symbol = bound.path.rpartition(".")
+    return fast_path(
+        module,
+        context,
+        symbol=symbol,
+        package=package,
+        import_module=f"{package}.{inside}" if inside else package,
+        mechanism=NAME,
+        line=bound.line,
+        binding=BindingSite(kind=kind, module=module.name, name=bound.name, owner=owner),
+        availability=helper,
+        gate_member=bound.name,
+        hub_first=_asks_hub_first(context),
+        detail=detail,
+    )
+
+
+def _hub_repository(context: Context, kernel: str) -> str:
+    node = context.source.fragment(_HUB_KERNELS, "_HUB_KERNEL_MAPPING")
+    table = literal(node.value) if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
+    row = table.get(kernel) if isinstance(table, dict) else None
+    return str(row.get("repo_id", "")) if isinstance(row, dict) else str(row or "")
+
+
+def _asks_hub_first(context: Context) -> bool:
+    """The loader's own `if kernels are available: get_kernel(...)` comes before it tries the installed package."""
+    node = context.source.fragment(_HUB_KERNELS, LOADER)
+    for statement in node.body if isinstance(node, ast.FunctionDef) else ():
+        if isinstance(statement, ast.If) and "kernels_available" in ast.unparse(statement.test):
+            return any(isinstance(c, ast.Call) and called(c) == "get_kernel" for s in statement.body for c in walk(s))
+    context.unknowns.append(f"{_HUB_KERNELS}: {LOADER} has a shape that is not understood here.")
+    return True
