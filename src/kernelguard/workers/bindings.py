@@ -1,0 +1,516 @@
+"""Which function is each fast path really bound to, in a process that imports the model's code as training will?
+
+Run by the observed interpreter as `python bindings.py request.json result.jsonl`. Standard library, torch and
+transformers only. What cannot be read for certain is reported as unknown, with the reason:
+
+    request  {"modules": [...], "sites": [{"id": 0, "kind": "closure", "module": ..., "name": ..., "owner": ...,
+              "loader": ..., "index": ..., "package": "fla", "model_type": ..., "hub_first": false}],
+              "gates": [{"module": ..., "name": ...}], "config": {...}, "build_s": 30}
+    result   {"stage": ...} before each step; torch, module, binding, gate, layers, problem; {"done": true}
+
+The one change to the environment is HF_HUB_OFFLINE=1: looking at a model downloads nothing.
+"""
+# The same few path calls in every worker, without pathlib.
+# ruff: noqa: PTH100, PTH120, PTH123
+
+from __future__ import annotations
+
+import os
+import sys
+
+# `python file.py` puts the file's folder in front of sys.path; a training script would not see it there.
+if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
+    del sys.path[0]
+
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import inspect
+import json
+import re
+import signal
+import types
+from typing import Any, Iterator
+
+_RESULT = os.path.abspath(sys.argv[2])
+# Bound before anything foreign is imported, which could replace them.
+_dumps = json.dumps
+_open, _write, _close = os.open, os.write, os.close
+_getpid, _exit = os.getpid, os._exit
+_PID = os.getpid()
+_TRUE = {"1", "ON", "YES", "TRUE"}
+# Where the hub's cache keeps a downloaded kernel.
+_HUB_FILE = re.compile(r"(?:models|kernels)--[^/]+--[^/]+/snapshots/")
+# The kinds of layer, as configurations name them, whose mixer has a fused kernel.
+_LAYER_KIND = re.compile(r"linear|mamba|conv|recurrent|delta|kda|lightning|^M$", re.IGNORECASE)
+
+
+class UnknownShapeError(Exception):
+    """What stands in the module is nothing that this file knows how to read."""
+
+
+def write(record: dict[str, Any]) -> None:
+    """Append one record, from the process that was started only."""
+    if _getpid() != _PID:
+        # Something that was imported forked, and this is the copy.
+        _exit(0)
+    descriptor = _open(_RESULT, os.O_WRONLY | os.O_APPEND)
+    _write(descriptor, (_dumps(record) + "\n").encode("utf-8"))
+    _close(descriptor)
+
+
+def words(error: BaseException) -> str:
+    """An exception, word for word."""
+    return f"{type(error).__name__}: {error}"
+
+
+# --- what an object is -------------------------------------------------------------------------------------------
+
+
+def layers_of(target: Any) -> Iterator[Any]:
+    """`target` and, one by one, what its decorators, partials and just-in-time compilers are put around."""
+    for _ in range(20):
+        yield target
+        if isinstance(target, functools.partial):
+            target = target.func
+        elif isinstance(target, types.MethodType):
+            target = target.__func__
+        elif hasattr(target, "__wrapped__"):
+            target = target.__wrapped__
+        elif isinstance(target, (type, types.FunctionType, types.ModuleType)):
+            return
+        elif callable(getattr(target, "fn", None)):
+            # triton.jit and triton.autotune keep the function there,
+            target = target.fn
+        elif callable(getattr(target, "_init_fn", None)):
+            # and torch.library.custom_op there.
+            target = target._init_fn  # noqa: SLF001
+        else:
+            return
+
+
+def innermost(target: Any) -> Any:
+    """The function under everything else, which tells its file and module."""
+    return list(layers_of(target))[-1]
+
+
+def file_of(target: Any) -> str:
+    """The source file that defines `target`, or its module's file for a compiled one."""
+    code = getattr(target, "__code__", None)
+    if code is not None:
+        return str(code.co_filename)
+    if isinstance(target, types.ModuleType):
+        return str(target.__file__ or "")
+    module = sys.modules.get(getattr(target, "__module__", None) or "")
+    return str(getattr(module, "__file__", None) or "")
+
+
+def dotted(target: Any) -> str:
+    """`package.module.function`."""
+    if isinstance(target, types.ModuleType):
+        return target.__name__
+    name = getattr(target, "__qualname__", None) or type(target).__qualname__
+    return f"{getattr(target, '__module__', None) or type(target).__module__}.{name}"
+
+
+def inside(file: str, package: str) -> bool:
+    """Whether a file lies in one of the folders of an imported package."""
+    module = sys.modules.get(package)
+    folders = list(getattr(module, "__path__", ()))
+    if not folders:
+        own = getattr(module, "__file__", None)
+        return own is not None and os.path.realpath(own) == os.path.realpath(file)
+    real = os.path.realpath(file)
+    return any(real.startswith(os.path.realpath(folder) + os.sep) for folder in folders)
+
+
+@functools.lru_cache(maxsize=None)
+def distribution_of(file: str) -> str:
+    """The distribution whose records list a file, or nothing."""
+    for dist in importlib.metadata.distributions():
+        base = os.path.realpath(str(dist.locate_file("")))
+        if file.startswith(base + os.sep):
+            listed = file[len(base) + 1 :].replace(os.sep, "/")
+            record = dist.read_text("RECORD") or ""
+            if f"\n{listed}," in f"\n{record}":
+                return re.sub(r"[-_.]+", "-", dist.metadata["Name"]).lower()
+    return ""
+
+
+def is_expected(file: str) -> bool:
+    """Whether a decorator or method of a transformers class may come from here."""
+    standard_library = os.path.dirname(os.path.realpath(os.__file__))
+    here = os.path.dirname(os.path.realpath(file))
+    return here == standard_library or any(inside(file, name) for name in ("transformers", "torch", "kernels"))
+
+
+def called_with(target: Any) -> dict[str, Any]:
+    """The keyword names that `target` takes."""
+    try:
+        signature = inspect.signature(target)
+    except (TypeError, ValueError) as error:
+        return {"parameters": [], "accepts_any_keyword": False, "detail": f"its signature is not known: {words(error)}"}
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = [name for name, parameter in signature.parameters.items() if parameter.kind in kinds]
+    swallows = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
+    return {"parameters": parameters, "accepts_any_keyword": swallows}
+
+
+def describe(target: Any, package: str) -> dict[str, Any]:
+    """What an object in a modeling module is: the package's own, the hub's, transformers', or somebody else's."""
+    inner = innermost(target)
+    file = file_of(inner)
+    module = str(getattr(inner, "__module__", None) or getattr(inner, "__name__", ""))
+    fact: dict[str, Any] = {"target": dotted(inner), "file": file, **called_with(target)}
+    if file:
+        fact["distribution"] = distribution_of(os.path.realpath(file))
+    in_package = module == package or module.startswith(package + ".")
+    if _HUB_FILE.search(file):
+        fact["bound_to"] = "hub"
+    elif in_package and inside(file, package):
+        fact["bound_to"] = "kernel"
+    elif module.startswith("transformers.kernels."):
+        # 4.57 ships a fused mamba scan of its own, over mamba_ssm's extension.
+        fact["bound_to"] = "kernel"
+    elif inside(file, "transformers"):
+        fact["bound_to"] = "torch"
+    else:
+        fact["bound_to"] = "other"
+        if in_package:
+            fact["detail"] = f"it calls itself {module}, but its code is in {file or 'no file'}"
+    return fact
+
+
+# --- reading one site --------------------------------------------------------------------------------------------
+
+
+def closure_of(function: Any) -> dict[str, Any]:
+    """The variables that a function has closed over."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        raise UnknownShapeError(f"{function!r} is no Python function")
+    cells = getattr(function, "__closure__", None) or ()
+    values = {}
+    for name, cell in zip(code.co_freevars, cells):  # noqa: B905  # strict= came with 3.10
+        with contextlib.suppress(ValueError):  # an empty cell
+            values[name] = cell.cell_contents
+    return values
+
+
+def read_closure(module: types.ModuleType, site: dict[str, Any], torch: types.ModuleType) -> dict[str, Any]:
+    """A function decorated with `use_kernel_func_from_hub_with_fallback`, in any of its known shapes."""
+    function = module.__dict__.get(site["name"])
+    if function is None:
+        raise UnknownShapeError(f"{module.__name__} has no {site['name']}")
+    if isinstance(function, torch.nn.Module):
+        # With a usable `kernels`, the function is one module object that all models share; kernelize() puts the hub's
+        # forward into the instance.
+        own = function.__dict__.get("forward")
+        forward = type(function).forward
+        if own is not None and getattr(own, "__func__", None) is not forward:
+            return {**describe(own, site["package"]), "bound_to": "hub"}
+        function = closure_of(forward).get("func")
+        if function is None:
+            raise UnknownShapeError(f"{dotted(forward)} does not close over `func`")
+    decorator = sys.modules.get("transformers.integrations.hub_kernels")
+    here = file_of(function)
+    if os.path.realpath(here) == os.path.realpath(module.__file__ or ""):
+        return describe(function, site["package"])
+    if decorator is None or os.path.realpath(here) != os.path.realpath(decorator.__file__ or ""):
+        # Somebody put another function in the module after it was imported, or while.
+        return describe(function, site["package"])
+    cells = closure_of(function)
+    lacking = {"implementation", "is_new_implementation", "torch_function", "applicable_params"} - set(cells)
+    if lacking:
+        raise UnknownShapeError(f"the wrapper of {site['name']} does not close over {', '.join(sorted(lacking))}")
+    implementation, is_new = cells["implementation"], cells["is_new_implementation"]
+    if (implementation is not cells["torch_function"]) is not is_new or not callable(implementation):
+        raise UnknownShapeError(f"the wrapper of {site['name']} says is_new_implementation={is_new!r}, which is not so")
+    fact = describe(implementation, site["package"])
+    if is_new and fact["bound_to"] == "torch":
+        fact["bound_to"] = "other"
+    if not is_new and fact["bound_to"] != "torch":
+        raise UnknownShapeError(f"{fact['target']} was decorated as the PyTorch function of {site['name']}")
+    passed = list(cells["applicable_params"])
+    dropped = [name for name in fact["parameters"] if name not in passed]
+    if dropped:
+        raise UnknownShapeError(f"the wrapper does not pass {', '.join(dropped)} on, which {fact['target']} takes")
+    return fact
+
+
+def read_value(value: Any, site: dict[str, Any]) -> dict[str, Any]:
+    """A global that is the kernel, or None."""
+    if value is None or value is False:
+        return {"bound_to": "torch", "target": "", "detail": f"{site['name']} is {value}"}
+    return describe(value, site["package"])
+
+
+def offline_reason(site: dict[str, Any], fact: dict[str, Any]) -> str:
+    """Why a slow path that was seen here may be none in the run: only this check keeps the hub away."""
+    if fact["bound_to"] != "torch" or not site["hub_first"] or _USER_OFFLINE:
+        return ""
+    try:
+        usable = importlib.import_module("transformers.utils.import_utils").is_kernels_available()
+    except Exception as error:
+        return f"the kernels hub may be asked first here, and whether it is cannot be told: {words(error)}"
+    if not usable:
+        return ""
+    return "the kernels hub is asked first here; nothing usable is in its cache, and this check downloads nothing"
+
+
+# --- configurations and models -----------------------------------------------------------------------------------
+
+
+def configuration(raw: dict[str, Any]) -> Any:
+    """The configuration object of a config.json."""
+    auto = importlib.import_module("transformers.models.auto.configuration_auto")
+    config = auto.CONFIG_MAPPING[raw["model_type"]].from_dict(dict(raw))
+    # Which attention the run uses is not the question here, and another one could raise or look for a hub kernel.
+    config._attn_implementation = "eager"  # noqa: SLF001
+    return config
+
+
+def nested(config: Any, model_type: str) -> Iterator[Any]:
+    """The configuration and those inside it that are of `model_type`."""
+    if getattr(config, "model_type", None) == model_type:
+        yield config
+    for value in list(vars(config).values()):
+        if hasattr(value, "model_type") and hasattr(value, "to_dict"):
+            yield from nested(value, model_type)
+
+
+def layer_index(config: Any) -> int:
+    """A layer that has the mixer in question, or 0."""
+    for name in ("layer_types", "layers_block_type", "hybrid_override_pattern", "block_types"):
+        kinds = getattr(config, name, None)
+        if isinstance(kinds, (list, tuple, str)):
+            for index, kind in enumerate(kinds):
+                if isinstance(kind, str) and _LAYER_KIND.search(kind):
+                    return index
+    return 0
+
+
+def construct(module: types.ModuleType, site: dict[str, Any], raw: dict[str, Any], torch: types.ModuleType) -> None:
+    """Make one object of the class whose constructor loads the kernel, without memory for its weights."""
+    owner = module.__dict__[site["owner"]]
+    configs = list(nested(configuration(raw), site["model_type"]))
+    if not configs:
+        raise UnknownShapeError(f"the configuration has no part of model_type {site['model_type']}")
+    values = {"config": configs[0], "layer_idx": layer_index(configs[0]), "layer_id": layer_index(configs[0])}
+    arguments = {}
+    for name, parameter in list(inspect.signature(owner.__init__).parameters.items())[1:]:
+        if name in values:
+            arguments[name] = values[name]
+        elif parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        ):
+            raise UnknownShapeError(f"{site['owner']} wants {name}, which is nothing that a configuration holds")
+    with torch.device("meta"):
+        owner(**arguments)
+
+
+def no_weights() -> Any:
+    """The context in which transformers does not initialize weights, where this release has one."""
+    for name in ("transformers.initialization", "transformers.modeling_utils"):
+        try:
+            return importlib.import_module(name).no_init_weights()
+        except (ImportError, AttributeError):
+            continue
+    return contextlib.nullcontext()
+
+
+def build(raw: dict[str, Any], torch: types.ModuleType) -> Any:
+    """The whole model on the meta device: its structure, without memory for its weights."""
+    transformers = importlib.import_module("transformers")
+    config = configuration(raw)
+    classes = [getattr(transformers, name, None) for name in raw.get("architectures") or ()]
+    with torch.device("meta"), no_weights():
+        for model_class in classes:
+            if model_class is not None and isinstance(model_class, type):
+                return model_class(config)
+        return transformers.AutoModel.from_config(config)
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in this thread after `seconds`; a C function that never returns is the parent's business."""
+
+    def expire(_signal: int, _frame: Any) -> None:
+        raise TimeoutError(f"not done after {seconds:g} s")
+
+    previous = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+# --- the steps ---------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """Goes through the request, one announced step at a time."""
+
+    def __init__(self, request: dict[str, Any], torch: types.ModuleType) -> None:
+        self.request = request
+        self.torch = torch
+        self.modules: dict[str, types.ModuleType] = {}
+        self.unread: list[dict[str, Any]] = []
+        self.loaded: dict[tuple[str, str], Any] = {}
+        self.constructed: dict[tuple[str, str], str] = {}
+
+    def import_modules(self) -> None:
+        """Import every modeling module, in the order of the configuration."""
+        for name in self.request["modules"]:
+            write({"stage": f"import {name}"})
+            try:
+                self.modules[name] = importlib.import_module(name)
+            except BaseException as error:
+                missing = error.name if isinstance(error, ModuleNotFoundError) else ""
+                fact = {"outcome": "exited" if isinstance(error, SystemExit) else "raised", "error": str(error)}
+                write({"kind": "module", "module": name, "error_type": type(error).__name__, **fact,
+                       "missing_module": missing or ""})  # fmt: skip
+                continue
+            file = str(self.modules[name].__file__ or "")
+            write({"kind": "module", "module": name, "outcome": "ok", "file": file})
+
+    def read_all(self) -> None:
+        """Read each site, and keep those that need an object first."""
+        for site in self.request["sites"]:
+            module = self.modules.get(site["module"])
+            if module is None:
+                # Its `module` record says why.
+                continue
+            write({"stage": f"read {site['name']}"})
+            try:
+                self.report(site, self.read(module, site))
+            except BaseException as error:
+                if site["kind"] == "global-after-init":
+                    self.unread.append({**site, "why": words(error)})
+                else:
+                    self.report(site, {"bound_to": "unknown", "detail": words(error)})
+
+    def read(self, module: types.ModuleType, site: dict[str, Any]) -> dict[str, Any]:
+        """What one site holds."""
+        kind = site["kind"]
+        if kind == "closure":
+            return read_closure(module, site, self.torch)
+        if kind == "global":
+            return read_value(module.__dict__.get(site["name"]), site)
+        if kind == "function-result":
+            key = (site["module"], site["loader"])
+            if key not in self.loaded:
+                self.loaded[key] = module.__dict__[site["loader"]]()
+            return read_value(self.loaded[key][site["index"]], site)
+        if kind == "global-after-init":
+            self.construct_once(module, site)
+            return read_value(module.__dict__[site["name"]], site)
+        raise UnknownShapeError(f"a binding of kind {kind!r} is not known to this worker")
+
+    def construct_once(self, module: types.ModuleType, site: dict[str, Any]) -> None:
+        """Construct the site's owner; the names it sets are trustworthy only when that went well."""
+        key = (site["module"], site["owner"] or "")
+        if key not in self.constructed:
+            self.constructed[key] = ""
+            write({"stage": f"construct {site['owner']}"})
+            try:
+                with time_limit(float(self.request["build_s"])):
+                    construct(module, site, self.request["config"], self.torch)
+            except BaseException as error:
+                self.constructed[key] = words(error)
+        if self.constructed[key]:
+            raise UnknownShapeError(f"{site['owner']} could not be constructed: {self.constructed[key]}")
+
+    def report(self, site: dict[str, Any], fact: dict[str, Any]) -> None:
+        """Write one binding, after the checks that hold for every kind."""
+        if fact["bound_to"] != "unknown" and site["owner"]:
+            fact = {**fact, **self.replaced_forward(site)}
+        reason = offline_reason(site, fact)
+        if reason:
+            fact = {**fact, "bound_to": "unknown", "detail": reason}
+        write({"kind": "binding", "id": site["id"], **fact})
+
+    def replaced_forward(self, site: dict[str, Any]) -> dict[str, Any]:
+        """A forward from elsewhere (unsloth, liger) may never look at the binding that was read."""
+        module = self.modules[site["module"]]
+        owner = module.__dict__.get(site["owner"])
+        for layer in layers_of(getattr(owner, "forward", None)):
+            file = file_of(layer)
+            if file and not is_expected(file):
+                detail = f"{site['owner']}.forward was replaced, and need not call {site['name']}"
+                return {"bound_to": "other", "target": dotted(layer), "file": file, "parameters": [], "detail": detail}
+        return {}
+
+    def build_model(self) -> None:
+        """Count layers in the whole model, and read what constructing it has set."""
+        owners = sorted({site["owner"] for site in self.request["sites"] if site["owner"]})
+        built = False
+        write({"stage": "build the model on the meta device"})
+        try:
+            with time_limit(float(self.request["build_s"])):
+                model = build(self.request["config"], self.torch)
+                counts = dict.fromkeys(owners, 0)
+                for layer in model.modules():
+                    name = type(layer).__name__
+                    if name in counts:
+                        counts[name] += 1
+            built = True
+            write({"kind": "layers", "counts": counts})
+        except BaseException as error:
+            write({"kind": "problem", "text": f"the model could not be built on the meta device: {words(error)}"})
+        for site in self.unread:
+            module = self.modules[site["module"]]
+            if built and site["name"] in module.__dict__ and counts.get(site["owner"]):
+                self.report(site, read_value(module.__dict__[site["name"]], site))
+            else:
+                self.report(site, {"bound_to": "unknown", "detail": site["why"]})
+
+    def read_gates(self) -> None:
+        """The flags that decide over several symbols, after everything that could set them."""
+        for gate in self.request["gates"]:
+            module = self.modules.get(gate["module"])
+            if module is None:
+                continue
+            record = {"kind": "gate", **gate, "value": None}
+            if gate["name"] in module.__dict__:
+                record["value"] = bool(module.__dict__[gate["name"]])
+            else:
+                record["detail"] = "it is no global of the module"
+            write(record)
+
+
+def main() -> None:
+    """Import torch and transformers, then go through the request."""
+    with open(sys.argv[1], encoding="utf-8") as handle:
+        request = json.load(handle)
+    sys.argv[1:] = []
+    step = "import torch"
+    try:
+        write({"stage": step})
+        torch = importlib.import_module("torch")
+        step = "torch.cuda.is_available()"
+        write({"stage": step})
+        write({"kind": "torch", "cuda_available": bool(torch.cuda.is_available())})
+        step = "import transformers"
+        write({"stage": step})
+        importlib.import_module("transformers")
+    except BaseException as error:
+        write({"kind": "problem", "text": f"{step}: {words(error)}"})
+        write({"done": True})
+        return
+    reader = Reader(request, torch)
+    reader.import_modules()
+    reader.read_all()
+    if request["config"] is not None:
+        reader.build_model()
+    reader.read_gates()
+    write({"done": True})
+
+
+_USER_OFFLINE = os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE
+os.environ["HF_HUB_OFFLINE"] = "1"
+main()
