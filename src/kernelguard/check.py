@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,15 +10,21 @@ from pathlib import Path
 from typing import Any
 
 
-
-from kernelguard import declare, observe
 from kernelguard.data import matrices
-from kernelguard.declare.values import ModelConfig, TransformersTree
+from kernelguard.declare.config import read_config
+from kernelguard.declare.declaration import declare
+from kernelguard.declare.intent import resolve_intent
+from kernelguard.declare.tree import find_tree, tree_of_version
+from kernelguard.declare.values import Declaration, TransformersTree
 from kernelguard.errors import InputError, UndeterminedError
 from kernelguard.judge.assess import Evidence, assess
 from kernelguard.judge.rules import Facts, apply_rules, load_rules
 from kernelguard.judge.values import Level
 from kernelguard.matrix import kernel_packages
+from kernelguard.observe.bindings import observe_bindings
+from kernelguard.observe.files import load_environment
+from kernelguard.observe.interpreter import find_interpreter, observe
+from kernelguard.observe.targets import target
 from kernelguard.observe.values import Bindings, Environment
 from kernelguard.report.document import Check
 
@@ -49,16 +56,14 @@ def run_check(request: Request, environ: Mapping[str, str]) -> Check:
     deadline = time.monotonic() + request.timeout
     chosen = [n for n in ("python", "environment", "target") if getattr(request, n) is not None]
     if len(chosen) > 1:
-        raise InputError(
-            f"--{chosen[0]} and --{chosen[1]} name two different things to check", hint="give one of them"
-        )
-    config = declare.read_config(request.model)
-    intent = declare.resolve_intent(request.flags, request.intent_file, request.train_config)
+        raise InputError(f"--{chosen[0]} and --{chosen[1]} name two different things to check", hint="give one of them")
+    config = read_config(request.model)
+    intent = resolve_intent(request.flags, request.intent_file, request.train_config)
     environment = _environment(request, environ, deadline)
     level = _level(request, environment)
     tree = _tree(request, environment, environ, deadline)
-    declaration = declare.declare(config, tree)
-    bindings = _bindings(config, declaration, environment, level, deadline)
+    declaration = declare(config, tree)
+    bindings = _bindings(declaration, environment, level, deadline)
     facts = Facts.of(environment=environment, declaration=declaration, intent=intent)
     rule_findings, open_rules = apply_rules(load_rules(matrices() / "rules.toml"), facts)
     evidence = Evidence(
@@ -81,12 +86,12 @@ def run_check(request: Request, environ: Mapping[str, str]) -> Check:
 
 def _environment(request: Request, environ: Mapping[str, str], deadline: float) -> Environment:
     if request.target is not None:
-        return observe.target(request.target)
+        return target(request.target)
     if request.environment is not None:
-        return observe.load_environment(request.environment)
-    interpreter = observe.find_interpreter(request.python, environ)
+        return load_environment(request.environment)
+    interpreter = find_interpreter(request.python, environ)
     with_gpu = request.level != "resolve"
-    return observe.observe(interpreter, timeout=_left(deadline), gpu=with_gpu)
+    return observe(interpreter, timeout=_left(deadline), gpu=with_gpu)
 
 
 def _level(request: Request, environment: Environment) -> Level:
@@ -100,8 +105,8 @@ def _tree(request: Request, environment: Environment, environ: Mapping[str, str]
     wanted = request.transformers
     if wanted is not None:
         if Path(wanted).exists():
-            return declare.find_tree(Path(wanted))
-        return declare.tree_of_version(wanted, declare.default_cache(environ))
+            return find_tree(Path(wanted))
+        return tree_of_version(wanted, _cache(environ))
     if environment.live:
         if environment.transformers_root is None:
             raise UndeterminedError(
@@ -109,21 +114,20 @@ def _tree(request: Request, environment: Environment, environ: Mapping[str, str]
                 hint=f"{environment.executable} -m pip install transformers, or name one with --python or "
                 "--transformers 5.24.0",
             )
-        return declare.find_tree(Path(environment.transformers_root), origin="interpreter")
+        return find_tree(Path(environment.transformers_root), origin="interpreter")
     if environment.transformers_version is not None:
-        return declare.tree_of_version(str(environment.transformers_version), declare.default_cache(environ))
-    here = observe.observe(observe.find_interpreter(None, environ), timeout=_left(deadline), gpu=False)
+        return tree_of_version(str(environment.transformers_version), _cache(environ))
+    here = observe(find_interpreter(None, environ), timeout=_left(deadline), gpu=False)
     if here.transformers_root is None:
         raise UndeterminedError(
             f"which transformers to read was not said, and {here.executable} has none",
             hint="--transformers 5.24.0, or a folder that holds a transformers tree",
         )
-    return declare.find_tree(Path(here.transformers_root), origin="interpreter")
+    return find_tree(Path(here.transformers_root), origin="interpreter")
 
 
 def _bindings(
-    config: ModelConfig,
-    declaration: declare.Declaration,
+    declaration: Declaration,
     environment: Environment,
     level: Level,
     deadline: float,
@@ -137,14 +141,18 @@ def _bindings(
         return None
     if environment.torch is None:
         raise UndeterminedError(
-            f"torch is not installed in {environment.executable}, so {config.model_type} cannot be loaded there",
+            f"torch is not installed in {environment.executable}, so {declaration.config.model_type} cannot be loaded there",
             hint=f"{environment.executable} -m pip install torch, or name another interpreter with --python",
         )
-    return observe.observe_bindings(environment.executable, declaration, timeout=_left(deadline))
+    return observe_bindings(environment.executable, declaration, timeout=_left(deadline))
+
+
+def _cache(environ: Mapping[str, str]) -> Path:
+    """Where downloaded transformers sources are kept (XDG base directories)."""
+    base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or tempfile.gettempdir(), ".cache")
+    return Path(base, "kernelguard")
 
 
 def _left(deadline: float) -> float:
     """Seconds left; never zero, so that a worker that is started gets to say that it had no time."""
     return max(deadline - time.monotonic(), 1.0)
-
-

@@ -89,7 +89,9 @@ def check(
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="A warning is a no.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds that all observing may take together.")] = 300.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object (schemas/report.schema.json).")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object (schemas/report.schema.json).")
+    ] = False,
     junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML to this file.")] = None,
 ) -> None:
     """Tell the truth about a model's fast paths: what it needs, what it is bound to, what to do about it.
@@ -141,9 +143,9 @@ def observe(
 
     Example: kernelguard observe -o fast-machine.json
     """
-    from kernelguard.observe import find_interpreter
-    from kernelguard.observe import observe as observe_interpreter
     from kernelguard.observe.files import environment_to_json
+    from kernelguard.observe.interpreter import find_interpreter
+    from kernelguard.observe.interpreter import observe as observe_interpreter
 
     interpreter = find_interpreter(python, os.environ)
     with _progress(f"looking into {interpreter}"):
@@ -262,7 +264,9 @@ def run(arguments: list[str] | None = None) -> int:
         return 0
     except Exception:  # noqa: BLE001 - the outermost handler: whatever gets here is a bug, and says so
         traceback.print_exc()
-        click.echo(f"error: this is a bug in kernelguard {__version__}; please report it with the lines above", err=True)
+        click.echo(
+            f"error: this is a bug in kernelguard {__version__}; please report it with the lines above", err=True
+        )
         return 70
     return code if isinstance(code, int) else 0
 
@@ -310,4 +314,6 @@ def _write(path: Path, text: str) -> None:
         beside.replace(path)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise InputError(f"cannot write {path}: {error.strerror}", hint="name a file in a folder that exists") from error
+        raise InputError(
+            f"cannot write {path}: {error.strerror}", hint="name a file in a folder that exists"
+        ) from error

@@ -91,16 +91,21 @@ def _why_not_used(path: FastPath, intent: Intent, layers: int | None) -> str | N
         return "no layer of this configuration uses it"
     if intent.phase not in path.phases:
         return "only called while decoding with a cache" if intent.phase is Phase.TRAINING else "only used in training"
-    if path.requirement is Requirement.OPT_IN and not intent.use_kernels:
-        return "only used when asked for (use_kernels=True)"
+    if path.requirement is Requirement.OPT_IN:
+        if path.disabled_by:
+            return f"not asked for ({path.disabled_by})"
+        if not intent.use_kernels:
+            return "only used when asked for (use_kernels=True)"
     return None
 
 
 def _judge_path(path: FastPath, evidence: Evidence, level: Level) -> Iterator[Finding]:
     binding = None
-    if evidence.bindings is not None:
+    if path.disabled_by:
+        yield _switched_off(path)
+    elif evidence.bindings is not None:
         binding = find_binding(path, evidence.bindings)
-        yield from judge_binding(
+        yield judge_binding(
             path,
             intent=evidence.intent,
             environment=evidence.environment,
@@ -119,6 +124,17 @@ def _judge_path(path: FastPath, evidence: Evidence, level: Level) -> Iterator[Fi
             tree=evidence.declaration.transformers,
             kernels=evidence.kernels,
         )
+
+
+def _switched_off(path: FastPath) -> Finding:
+    return Finding(
+        code="switched-off",
+        status=Status.FAIL,
+        fast_path=path.symbol,
+        reason=f"the configuration says {path.disabled_by}, so the model runs {path.fallback} whatever is installed",
+        fix=f"remove {path.disabled_by} from the configuration",
+        evidence=(declared_at(path),),
+    )
 
 
 def _carries_state(path: FastPath, evidence: Evidence) -> bool:

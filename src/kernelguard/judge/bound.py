@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from packaging.version import Version
 
-from kernelguard.declare.values import FastPath, Intent, TransformersTree
+from kernelguard.declare.values import FastPath, Gate, Intent, TransformersTree
 from kernelguard.judge.values import Finding, Status
 from kernelguard.matrix import KernelPackage
 from kernelguard.observe.values import (
@@ -14,7 +14,6 @@ from kernelguard.observe.values import (
     Bindings,
     BoundTo,
     Environment,
-    GateFact,
     ImportFact,
     ImportOutcome,
 )
@@ -34,19 +33,19 @@ def judge_binding(
     bindings: Bindings,
     tree: TransformersTree,
     kernels: Mapping[str, KernelPackage],
-) -> tuple[Finding, ...]:
-    """Everything that an observed interpreter says about one fast path: never empty.
+) -> Finding:
+    """What an observed interpreter says about one fast path.
 
     The bound function decides. The imports made in processes of their own only explain it, with one exception: a
     package whose import kills the process is a definite no even when nothing could be read after that.
     """
     binding = find_binding(path, bindings)
     if binding is not None and binding.bound_to in {BoundTo.KERNEL, BoundTo.HUB}:
-        return tuple(_judge_reached(path, intent, bindings, binding, kernels))
+        return _judge_reached(path, intent, bindings, binding, kernels)
     cause = _import_cause(path, environment, bindings, kernels)
     if cause is not None:
-        return (cause,)
-    return (_judge_unexplained(path, environment, bindings, binding, tree),)
+        return cause
+    return _judge_unexplained(path, environment, bindings, binding, tree)
 
 
 def find_binding(path: FastPath, bindings: Bindings) -> Binding | None:
@@ -63,52 +62,63 @@ def _judge_reached(
     bindings: Bindings,
     binding: Binding,
     kernels: Mapping[str, KernelPackage],
-) -> Iterator[Finding]:
+) -> Finding:
     """The function is the kernel's. Does the code that calls it get that far?"""
     gate = path.gate
     if gate is not None and gate.decides:
-        fact = _gate_fact(path, bindings)
-        if fact is None or fact.value is None:
-            yield Finding(
+        is_open, detail = _gate_state(path, gate, bindings)
+        if is_open is None:
+            return Finding(
                 code="gate-unknown",
                 status=Status.UNKNOWN,
                 fast_path=path.symbol,
                 reason=f"bound to {binding.target}, but whether `{gate.name}` lets the model use it could not be read"
-                + (f": {fact.detail}" if fact is not None and fact.detail else ""),
+                + (f": {detail}" if detail else ""),
             )
-            return
-        if not fact.value:
-            missing = _missing_members(path, bindings)
-            yield Finding(
-                code="gated-off",
-                status=Status.FAIL,
-                fast_path=path.symbol,
-                reason=f"bound to {binding.target}, but `{gate.name}` is False"
-                + (f" because {', '.join(missing)} is missing" if missing else "")
+        if not is_open:
+            return _fail(
+                path,
+                "gated-off",
+                f"bound to {binding.target}, but `{gate.name}` is False"
+                + (f" because {detail} is missing" if detail else "")
                 + f": the whole layer runs {path.fallback}",
-                fix=install_command(path, kernels),
-                evidence=(declared_at(path),),
+                install_command(path, kernels),
+                (declared_at(path),),
             )
-            return
     if gate is not None and gate.blocked_by_compile and intent.compile:
-        yield Finding(
-            code="blocked-by-compile",
-            status=Status.FAIL,
-            fast_path=path.symbol,
-            reason="this transformers refuses the kernel while torch.compile traces the model and runs "
+        return _fail(
+            path,
+            "blocked-by-compile",
+            "this transformers refuses the kernel while torch.compile traces the model and runs "
             f"{path.fallback} instead, without a message",
-            fix="pip install 'transformers>=5.17', or leave torch.compile off for these layers",
-            evidence=(declared_at(path),),
+            "pip install 'transformers>=5.17', or leave torch.compile off for these layers",
+            (declared_at(path),),
         )
-        return
     where = "the kernels hub" if binding.bound_to is BoundTo.HUB else binding.distribution or path.distribution
-    yield Finding(
+    return Finding(
         code="bound",
         status=Status.PASS,
         fast_path=path.symbol,
         reason=f"bound to {binding.target} of {where}",
         evidence=(binding.file,) if binding.file else (),
     )
+
+
+def _gate_state(path: FastPath, gate: Gate, bindings: Bindings) -> tuple[bool | None, str]:
+    """Whether an all-or-nothing gate is open, and what closes it; None: could not be read, and why."""
+    members = [b for b in bindings.bindings if b.module == path.binding.module and b.symbol in gate.members]
+    missing = ", ".join(b.symbol for b in members if b.bound_to is BoundTo.TORCH)
+    if gate.module_global:
+        fact = next((g for g in bindings.gates if g.module == path.binding.module and g.name == gate.name), None)
+        if fact is None or fact.value is None:
+            return None, fact.detail if fact is not None else ""
+        return fact.value, missing
+    # A local of a method: it is what its members make it.
+    if missing:
+        return False, missing
+    known = {b.symbol for b in members if b.bound_to in {BoundTo.KERNEL, BoundTo.HUB}}
+    unread = [name for name in gate.members if name not in known]
+    return (None, f"{', '.join(unread)} was not read") if unread else (True, "")
 
 
 def _import_cause(
@@ -226,6 +236,15 @@ def _judge_unexplained(
             reason=f"the model is bound to {binding.target or 'PyTorch code'}, and importing {path.import_module} in a "
             "process of its own gave no answer" + (f": {_first_problem(bindings)}" if bindings.problems else ""),
         )
+    if path.availability_missing:
+        return _fail(
+            path,
+            "ignored",
+            f"{path.import_path} is installed and works, but transformers {tree.version} asks for "
+            f"`{path.availability_check}`, which does not exist, and so never uses it",
+            _fix_ignored(path, tree),
+            (declared_at(path),),
+        )
     if path.availability_needs_gpu and not bindings.cuda_available:
         return Finding(
             code="needs-gpu-to-bind",
@@ -300,24 +319,6 @@ def _import_fact(path: FastPath, bindings: Bindings) -> ImportFact | None:
     facts = {f.module: f for f in bindings.imports}
     exact = facts.get(path.import_module)
     return exact if exact is not None else facts.get(path.package)
-
-
-def _gate_fact(path: FastPath, bindings: Bindings) -> GateFact | None:
-    gate = path.gate
-    return next(
-        (g for g in bindings.gates if gate is not None and g.module == path.binding.module and g.name == gate.name),
-        None,
-    )
-
-
-def _missing_members(path: FastPath, bindings: Bindings) -> list[str]:
-    """Gate members of the same module that are not bound to a kernel."""
-    members = path.gate.members if path.gate is not None else ()
-    return [
-        b.symbol
-        for b in bindings.bindings
-        if b.module == path.binding.module and b.symbol in members and b.bound_to is BoundTo.TORCH
-    ]
 
 
 def _is_leftover_folder(fact: ImportFact) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
+from kernelguard.judge.rules import Explanation, Rule
 from kernelguard.judge.values import FastPathAnswer, Finding, Status
+from kernelguard.matrix import KernelPackage
 from kernelguard.observe.values import Environment
 from kernelguard.report.document import Check, assumed_texts
 
@@ -58,6 +61,45 @@ def summary(check: Check) -> Text:
         "default",
     )
     return text
+
+
+def print_explanation(console: Console, explanation: Explanation) -> None:
+    """Print one rule for a person."""
+    _line(console, Text(explanation.id, style="bold") + Text(f"  ({explanation.status})"))
+    rows = {
+        "what": explanation.title,
+        "effect": explanation.effect,
+        "when": explanation.condition,
+        "fix": explanation.fix,
+        "note": explanation.note,
+        "bounds": "" if explanation.bounds_established else "where this begins and ends is not established",
+        "expires": f"{explanation.expires}; after that it only warns" if explanation.expires else "",
+        "evidence": "\n".join(explanation.evidence),
+        "looked at": explanation.retrieved,
+    }
+    for label, value in rows.items():
+        if value:
+            _labelled(console, label, value)
+
+
+def print_matrix(console: Console, rules: Iterable[Rule], packages: Iterable[KernelPackage]) -> None:
+    """Print the list of rules and of kernel packages."""
+    _line(console, Text("rules (kernelguard explain RULE)", style="bold"))
+    for rule in rules:
+        _line(console, _status(rule.status) + Text(rule.id))
+        _line(console, Text(rule.title, style="dim"), indent=_INDENT)
+    console.print()
+    _line(console, Text("kernel packages (kernelguard matrix show kernels/PACKAGE)", style="bold"))
+    for package in packages:
+        _labelled(console, package.package, ", ".join(package.symbols) or "no symbols listed")
+
+
+def _labelled(console: Console, label: str, value: str) -> None:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(width=16, style="dim")
+    grid.add_column()
+    grid.add_row(Text(label), Text(value))
+    console.print(grid)
 
 
 def _header(check: Check) -> Iterator[tuple[str, str]]:
@@ -117,7 +159,10 @@ def _print_finding(console: Console, finding: Finding) -> None:
 def _print_fix(console: Console, fix: str) -> None:
     # Not wrapped: a command broken over two lines cannot be pasted.
     console.print(
-        Padding(Text("fix: ", style="cyan") + Text(fix), (0, 0, 0, _INDENT)), soft_wrap=True, crop=False, highlight=False
+        Padding(Text("fix: ", style="cyan") + Text(fix), (0, 0, 0, _INDENT)),
+        soft_wrap=True,
+        crop=False,
+        highlight=False,
     )
 
 
