@@ -22,19 +22,13 @@ def _quiet_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport() -> Iterator[None]:
     """In CI "skipped because it is missing" is a failure: what CI lacks, nobody has tested."""
     report = yield
     if os.environ.get("KERNELGUARD_CI") and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"skipped in CI: {report.longrepr}"
     return report
-
-
-@pytest.fixture
-def kernelguard() -> "type[Command]":
-    """The command line as a real process."""
-    return Command
 
 
 class Command:

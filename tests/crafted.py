@@ -1,7 +1,8 @@
 """Crafted kernel packages: the names, signatures and layouts of the real ones, and every way they are found broken.
 
 The real packages need CUDA to import; what `check` looks at (what can be imported, which symbol is bound, which
-arguments it takes) does not.
+arguments it takes) does not. They do not import triton, unlike the real ones: torch takes a crafted triton for a real
+one and breaks on it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cach
 """
 
 _GDN = """
-import triton
 
 def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False,
                            use_qk_l2norm_in_kernel=False, cu_seqlens=None, **kwargs):
@@ -39,7 +39,6 @@ def fused_recurrent_gated_delta_rule(q, k, v, g=None, beta=None, scale=None, ini
 """
 
 _KDA = """
-import triton
 
 def chunk_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False,
               use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, cu_seqlens=None, **kwargs):
@@ -60,7 +59,6 @@ class FusedRMSNormGated(torch.nn.Module):
 """
 
 _SSD = """
-import triton
 
 def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, initial_states=None,
                               seq_idx=None, cu_seqlens=None, dt_softplus=False, dt_limit=(0.0, float("inf")),
@@ -76,7 +74,6 @@ def mamba_split_conv1d_scan_combined(zxbcdt, conv1d_weight, conv1d_bias, dt_bias
 """
 
 _STATE = """
-import triton
 
 def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False,
                            state_batch_indices=None):
@@ -104,10 +101,6 @@ def metadata(distribution: str, version: str, top_level: str) -> Files:
         f"{folder}/INSTALLER": "pip\n",
         f"{folder}/RECORD": f"{top_level}/__init__.py,,\n",
     }
-
-
-def triton(version: str = "3.7.1") -> Files:
-    return {"triton/__init__.py": f'__version__ = "{version}"\n', **metadata("triton", version, "triton")}
 
 
 def causal_conv1d(version: str = "1.7.0") -> Files:
@@ -142,7 +135,7 @@ def mamba_ssm(version: str = "2.3.2") -> Files:
 
 def everything() -> Files:
     """Every kernel package, all good."""
-    return {**triton(), **causal_conv1d(), **fla(), **mamba_ssm()}
+    return {**causal_conv1d(), **fla(), **mamba_ssm()}
 
 
 def without(files: Mapping[str, str], *prefixes: str) -> Files:
@@ -179,7 +172,9 @@ def shared_object(path: Path, *, undefined: str | None = None, needs: str | None
         library = path.parent / needs
         stub = path.with_name("stub.c")
         stub.write_text("int kernelguard_stub;\n")
-        subprocess.run([compiler, "-shared", "-fPIC", f"-Wl,-soname,{needs}", "-o", str(library), str(stub)], check=True)
+        subprocess.run(
+            [compiler, "-shared", "-fPIC", f"-Wl,-soname,{needs}", "-o", str(library), str(stub)], check=True
+        )
         command += ["-Wl,--no-as-needed", str(library)]
         subprocess.run(command, check=True)
         library.unlink()

@@ -10,10 +10,11 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
 
-import configs
-import crafted
 import jsonschema
 import pytest
+
+import configs
+import crafted
 from conftest import ROOT, Command
 from observed import Interpreter, environment, make_venv, transformers_base
 
@@ -169,7 +170,7 @@ def test_unknown_matrix() -> None:
     refused(Command("matrix", "show", "rulez"), 2, "rules")
 
 
-def test_two_things_to_check(tree: Path, empty: Interpreter) -> None:
+def test_two_things_to_check(empty: Interpreter) -> None:
     model = ROOT / "examples" / "qwen3.8-27b"
     refused(Command("check", model, "--target", "h100", "--python", empty.python), 2, "--target", "--python")
 

@@ -9,9 +9,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import configs
 import crafted
-import pytest
 from conftest import Command
 from observed import VERSIONS, Interpreter, environment
 
@@ -166,7 +167,8 @@ def test_import_that_kills_or_blocks_the_process(tmp_path: Path, version: str, b
 
 @pytest.mark.parametrize("version", DECORATED)
 def test_fla_without_triton(tmp_path: Path, version: str) -> None:
-    files = crafted.without(crafted.everything(), "triton")
+    files = crafted.everything()
+    files[GDN] = "import triton\n" + files[GDN]
     answer = check(tmp_path, version, files)
     assert answer.code == 1
     assert answer.codes("chunk_gated_delta_rule") == {"missing-dependency"}
@@ -187,7 +189,9 @@ def test_nested_fla_is_ignored_by_5_16(tmp_path: Path) -> None:
 @pytest.mark.parametrize("symbol", TRAINING)
 def test_symbol_missing(tmp_path: Path, version: str, symbol: str) -> None:
     name = CONV if symbol == "causal_conv1d_fn" else GDN
-    answer = check(tmp_path, version, crafted.renamed(crafted.everything(), name, f"def {symbol}(", f"def old_{symbol}("))
+    answer = check(
+        tmp_path, version, crafted.renamed(crafted.everything(), name, f"def {symbol}(", f"def old_{symbol}(")
+    )
     assert answer.code == 1
     assert "symbol-missing" in answer.codes(symbol)
 
@@ -260,7 +264,9 @@ def test_boundary_argument_lost(tmp_path: Path, name: str, old: str, new: str, s
 @pytest.mark.parametrize("version", VERSIONS)
 def test_mamba2_gate_needs_its_decode_kernels_only_while_it_is_all_or_nothing(tmp_path: Path, version: str) -> None:
     files = crafted.without(crafted.everything(), "causal_conv1d")
-    files |= {"causal_conv1d/__init__.py": crafted.causal_conv1d()[CONV].replace("def causal_conv1d_update", "def gone")}
+    files |= {
+        "causal_conv1d/__init__.py": crafted.causal_conv1d()[CONV].replace("def causal_conv1d_update", "def gone")
+    }
     files |= crafted.metadata("causal-conv1d", "1.7.0", "causal_conv1d")
     answer = check(tmp_path, version, files, config=configs.MAMBA2)
     if version in DECORATED:

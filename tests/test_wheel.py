@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from conftest import ROOT
 from observed import transformers_base
 
@@ -57,6 +58,8 @@ def test_the_main_job_runs_in_a_clean_environment(wheel: Path, tmp_path: Path) -
 @pytest.mark.observed
 def test_the_core_is_light(wheel: Path) -> None:
     metadata = zipfile.ZipFile(wheel).read(next(n for n in zipfile.ZipFile(wheel).namelist() if n.endswith("METADATA")))
-    needs = [line for line in metadata.decode().splitlines() if line.startswith("Requires-Dist") and "extra" not in line]
+    needs = [
+        line for line in metadata.decode().splitlines() if line.startswith("Requires-Dist") and "extra" not in line
+    ]
     for heavy in ("torch", "transformers", "docker", "kernels", "datasets", "triton", "pip-tools"):
         assert not any(line.split()[1].startswith(heavy) for line in needs), needs

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-
 from kernelguard.data import matrices
 from kernelguard.declare.config import read_config
 from kernelguard.declare.declaration import declare
@@ -141,7 +140,7 @@ def _bindings(
         return None
     if environment.torch is None:
         raise UndeterminedError(
-            f"torch is not installed in {environment.executable}, so {declaration.config.model_type} cannot be loaded there",
+            f"torch is not installed in {environment.executable}, so the model cannot be loaded there",
             hint=f"{environment.executable} -m pip install torch, or name another interpreter with --python",
         )
     return observe_bindings(environment.executable, declaration, timeout=_left(deadline))

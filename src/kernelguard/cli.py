@@ -11,10 +11,10 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 
 from kernelguard import __version__
@@ -34,6 +34,15 @@ app = typer.Typer(
 )
 matrix_app = typer.Typer(no_args_is_help=True, help="The facts about what fits what.")
 app.add_typer(matrix_app, name="matrix")
+
+
+class LevelName(StrEnum):
+    """The claims that can be asked for (`judge.values.Level`), as words of the command line."""
+
+    RESOLVE = "resolve"
+    IMPORT = "import"
+    INTERPRETED = "interpreted"
+    GPU = "gpu"
 
 
 def _version(value: bool) -> None:
@@ -81,11 +90,8 @@ def check(
         Path | None, typer.Option(help="Read the intent from Trainer arguments, a TRL or an axolotl configuration.")
     ] = None,
     level: Annotated[
-        str | None,
-        typer.Option(
-            click_type=click.Choice(["resolve", "import", "interpreted", "gpu"]),
-            help="The claim. Default: gpu on an interpreter, resolve with --target or --environment.",
-        ),
+        LevelName | None,
+        typer.Option(help="The claim. Default: gpu on an interpreter, resolve with --target or --environment."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="A warning is a no.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds that all observing may take together.")] = 300.0,
@@ -244,19 +250,17 @@ def run(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code; everything that is raised becomes a line and a code here."""
     try:
         code = app(args=arguments, standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message())
+    except typer.TyperException as error:
+        show = getattr(error, "show", None)
+        show() if show is not None else typer.echo(f"error: {error}", err=True)
         return 2
-    except click.ClickException as error:
-        error.show()
-        return 2
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
+    except (KeyboardInterrupt, typer.Abort):
+        typer.echo("interrupted", err=True)
         return 130
     except KernelguardError as error:
-        click.echo(f"error: {error.message}", err=True)
+        typer.echo(f"error: {error.message}", err=True)
         if error.hint:
-            click.echo(f"  fix: {error.hint}", err=True)
+            typer.echo(f"  fix: {error.hint}", err=True)
         return error.exit_code
     except BrokenPipeError:
         # The reader went away (`| head`); Python would complain again when it flushes stdout at exit.
@@ -264,7 +268,7 @@ def run(arguments: list[str] | None = None) -> int:
         return 0
     except Exception:  # noqa: BLE001 - the outermost handler: whatever gets here is a bug, and says so
         traceback.print_exc()
-        click.echo(
+        typer.echo(
             f"error: this is a bug in kernelguard {__version__}; please report it with the lines above", err=True
         )
         return 70

@@ -45,6 +45,10 @@ def judge_binding(
     cause = _import_cause(path, environment, bindings, kernels)
     if cause is not None:
         return cause
+    if binding is None or binding.bound_to is BoundTo.UNKNOWN:
+        failed = _model_import_failure(path, bindings, tree)
+        if failed is not None:
+            return failed
     return _judge_unexplained(path, environment, bindings, binding, tree)
 
 
@@ -202,6 +206,21 @@ def _raised(path: FastPath, fact: ImportFact, kernels: Mapping[str, KernelPackag
         f"{path.distribution} is installed but broken: {original}",
         f"reinstall a build for this torch and CUDA: {_reinstall(install_command(path, kernels))}",
         (original, fact.file) if fact.file else (original,),
+    )
+
+
+def _model_import_failure(path: FastPath, bindings: Bindings, tree: TransformersTree) -> Finding | None:
+    """The model's own code cannot be imported: whatever the kernel is worth, nothing will train on it here."""
+    fact = next((m for m in bindings.modules if m.module == path.binding.module), None)
+    if fact is None or fact.outcome not in {ImportOutcome.RAISED, ImportOutcome.CRASHED, ImportOutcome.EXITED}:
+        return None
+    original = ": ".join(filter(None, (fact.error_type or fact.signal, fact.error))) or str(fact.outcome)
+    return _fail(
+        path,
+        "model-import-fails",
+        f"transformers {tree.version} cannot import {fact.module} in this interpreter: {original}",
+        f"make this work: python -c 'import {fact.module}'",
+        (original,),
     )
 
 

@@ -10,12 +10,15 @@ from kernelguard.report.document import Check
 
 def to_junit(check: Check) -> str:
     """The XML text. A fail is a failure, unknown an error; a warning is a failure only under `--strict`."""
-    cases: list[ET.Element] = []
-    for path in check.assessment.fast_paths:
-        cases.append(_case(f"{path.model_type}.{path.symbol}", path.status, path.reason, path.fix, check.strict))
-    for finding in check.assessment.findings:
-        if finding.fast_path is None:
-            cases.append(_case(finding.code, finding.status, finding.reason, finding.fix, check.strict))
+    cases = [
+        _case(f"{path.model_type}.{path.symbol}", path.status, path.reason, path.fix, check.strict)
+        for path in check.assessment.fast_paths
+    ]
+    cases += [
+        _case(finding.code, finding.status, finding.reason, finding.fix, check.strict)
+        for finding in check.assessment.findings
+        if finding.fast_path is None
+    ]
     suite = ET.Element(
         "testsuite",
         name=f"kernelguard check {check.declaration.config.source}",

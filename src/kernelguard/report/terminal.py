@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -24,7 +23,7 @@ _INDENT = 9
 def print_check(console: Console, check: Check) -> None:
     """Print the whole report."""
     for label, value in _header(check):
-        _line(console, Text(f"{label:<13}", style="dim") + Text(value))
+        console.print(Text(f"{label:<13}", style="dim") + Text(value), soft_wrap=True, highlight=False)
     console.print()
     for path in check.assessment.fast_paths:
         _print_path(console, path)
@@ -34,13 +33,13 @@ def print_check(console: Console, check: Check) -> None:
         if finding.fast_path is None:
             _print_finding(console, finding)
     for rule in check.open_rules:
-        _line(console, Text("note     ", style="dim") + Text(f"{rule.rule_id}: {rule.text}"))
-    if check.assessment.not_used:
-        names = ", ".join(dict.fromkeys(f"{n.symbol} ({n.reason})" for n in check.assessment.not_used))
-        _line(console, Text("not used ", style="dim") + Text(names), indent=_INDENT)
+        _note(console, "note", f"{rule.rule_id}: {rule.text}")
+    for reason in dict.fromkeys(n.reason for n in check.assessment.not_used):
+        names = dict.fromkeys(n.symbol for n in check.assessment.not_used if n.reason == reason)
+        _note(console, "not used", f"{', '.join(names)}: {reason}")
     assumed = assumed_texts(check.intent)
     if assumed:
-        _line(console, Text("assumed  ", style="dim") + Text(" ".join(assumed)), indent=_INDENT)
+        _note(console, "assumed", " ".join(assumed))
     console.print()
     _line(console, summary(check))
 
@@ -158,12 +157,16 @@ def _print_finding(console: Console, finding: Finding) -> None:
 
 def _print_fix(console: Console, fix: str) -> None:
     # Not wrapped: a command broken over two lines cannot be pasted.
-    console.print(
-        Padding(Text("fix: ", style="cyan") + Text(fix), (0, 0, 0, _INDENT)),
-        soft_wrap=True,
-        crop=False,
-        highlight=False,
-    )
+    text = Text(" " * _INDENT) + Text("fix: ", style="cyan") + Text(fix)
+    console.print(text, soft_wrap=True, highlight=False)
+
+
+def _note(console: Console, label: str, text: str) -> None:
+    """A dim label in the status column, and text that wraps beside it."""
+    first, *rest = Text(text).wrap(console, max(console.width - _INDENT, 20))
+    for head, line in [(f"{label:<{_INDENT}}", first), *((" " * _INDENT, line) for line in rest)]:
+        line.rstrip()
+        console.print(Text(head, style="dim") + line, soft_wrap=True, highlight=False)
 
 
 def _status(status: Status) -> Text:
@@ -171,4 +174,7 @@ def _status(status: Status) -> Text:
 
 
 def _line(console: Console, text: Text, *, indent: int = 0) -> None:
-    console.print(Padding(text, (0, 0, 0, indent)) if indent else text, highlight=False)
+    """Print wrapped text whose every line is indented, without trailing blanks that a log would keep."""
+    for line in text.wrap(console, max(console.width - indent, 20)):
+        line.rstrip()
+        console.print(Text(" " * indent) + line, soft_wrap=True, highlight=False)
