@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kernelguard.declare.values import Declaration, FastPath
@@ -27,11 +28,12 @@ def observe_bindings(python: str, declaration: Declaration, *, timeout: float = 
     Raises:
         OSError: `python` cannot be executed at all.
     """
-    deadline = time.monotonic() + timeout
-    problems: list[str] = []
-    imports = _import_packages(python, declaration.fast_paths, deadline=deadline, timeout=timeout, problems=problems)
     request = _request(declaration, build_s=min(_LONGEST_BUILD_S, timeout / 4))
-    result = run_worker(python, "bindings", request, timeout=max(timeout / 4, deadline - time.monotonic()))
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        # The two know nothing of each other, and both spend most of their time importing torch.
+        importing = pool.submit(_import_packages, python, declaration.fast_paths, timeout=timeout)
+        result = run_worker(python, "bindings", request, timeout=timeout)
+        imports, problems = importing.result()
     problems += [str(record["text"]) for record in result.of_kind("problem")]
     if not result.finished:
         problems.append(f"the binding worker {result.ending()}{_last_words(result)}")
@@ -58,9 +60,14 @@ def observe_bindings(python: str, declaration: Declaration, *, timeout: float = 
 
 
 def _import_packages(
-    python: str, fast_paths: Iterable[FastPath], *, deadline: float, timeout: float, problems: list[str]
-) -> tuple[ImportFact, ...]:
-    """The real import of every package module, one process each; a worker that dies is started again for the rest."""
+    python: str, fast_paths: Iterable[FastPath], *, timeout: float
+) -> tuple[tuple[ImportFact, ...], list[str]]:
+    """The real import of every package module, one process each, and what went wrong beside it.
+
+    A worker that dies with a module is started again for the rest.
+    """
+    deadline = time.monotonic() + timeout
+    problems: list[str] = []
     wanted: dict[str, list[str]] = {}
     for fast_path in fast_paths:
         symbols = wanted.setdefault(fast_path.import_module, [])
@@ -72,7 +79,7 @@ def _import_packages(
         request = {"modules": [{"module": module, "symbols": wanted[module]} for module in left], "limit_s": limit_s}
         remaining = deadline - time.monotonic()
         if remaining <= 0:
-            return _not_tried(wanted, facts, "no time was left to import it")
+            return _not_tried(wanted, facts, "no time was left to import it"), problems
         result = run_worker(python, "importer", request, timeout=remaining)
         problems += [f"import torch: {entry['error_type']}: {entry['error']}" for entry in result.of_kind("torch")]
         facts |= {fact.module: fact for fact in map(_import_fact, result.of_kind("import"))}
@@ -82,9 +89,9 @@ def _import_packages(
         died_in = result.died_at.removeprefix("import ")
         if died_in not in wanted or died_in in facts:
             # It died before it came to a package (in torch, for example), and would again.
-            return _not_tried(wanted, facts, f"the import worker {result.ending()}")
+            return _not_tried(wanted, facts, f"the import worker {result.ending()}"), problems
         facts[died_in] = _died(died_in, result)
-    return tuple(facts[module] for module in wanted)
+    return tuple(facts[module] for module in wanted), problems
 
 
 def _not_tried(wanted: Iterable[str], facts: dict[str, ImportFact], why: str) -> tuple[ImportFact, ...]:

@@ -22,7 +22,7 @@ Record = Mapping[str, Any]
 
 _WORKERS = Path(__file__).resolve().parent.parent / "workers"
 _TAIL_BYTES = 8_192
-_GRACE_S = 5.0
+_GRACE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +77,14 @@ def signal_name(number: int) -> str:
 
 def run_worker(
     python: str,
-    worker: str,
+    worker: str | Path,
     request: Mapping[str, Any],
     *,
     timeout: float,
     memory_bytes: int | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> WorkerResult:
-    """Run `workers/<worker>.py` in the interpreter `python` for at most `timeout` seconds.
+    """Run `workers/<worker>.py`, or the file `worker`, in the interpreter `python` for at most `timeout` seconds.
 
     The worker sees this process's environment (or `environ`) unchanged, because that decides which kernels a training
     process would find. It gets a session of its own, and whatever is left of its process group is killed at the end.
@@ -98,7 +98,8 @@ def run_worker(
         result_file = Path(folder, "result.jsonl")
         request_file.write_text(json.dumps(dict(request)), encoding="utf-8")
         result_file.touch()
-        argv = [python, str(_WORKERS / f"{worker}.py"), str(request_file), str(result_file)]
+        script = worker if isinstance(worker, Path) else _WORKERS / f"{worker}.py"
+        argv = [python, str(script), str(request_file), str(result_file)]
         returncode, output = _run(argv, timeout=timeout, memory_bytes=memory_bytes, environ=environ)
         return _read(result_file, returncode=returncode, output=output)
 
@@ -132,18 +133,17 @@ def _run(
         process.wait()
         # A grandchild in a session of its own can hold the pipe open for ever; its output is not waited for.
         reader.join(_GRACE_S)
-        if not reader.is_alive():
-            process.stdout.close()
     return returncode, b"".join(tail)[-_TAIL_BYTES:].decode("utf-8", "replace")
 
 
 def _keep_tail(stream: IO[bytes], tail: deque[bytes]) -> None:
     kept = 0
-    while chunk := os.read(stream.fileno(), 65_536):
-        tail.append(chunk)
-        kept += len(chunk)
-        while kept - len(tail[0]) > _TAIL_BYTES:
-            kept -= len(tail.popleft())
+    with stream:
+        while chunk := os.read(stream.fileno(), 65_536):
+            tail.append(chunk)
+            kept += len(chunk)
+            while kept - len(tail[0]) > _TAIL_BYTES:
+                kept -= len(tail.popleft())
 
 
 def _limit_memory(pid: int, memory_bytes: int) -> None:

@@ -11,7 +11,7 @@ transformers only. What cannot be read for certain is reported as unknown, with 
 The one change to the environment is HF_HUB_OFFLINE=1: looking at a model downloads nothing.
 """
 # The same few path calls in every worker, without pathlib.
-# ruff: noqa: PTH100, PTH120, PTH123
+# ruff: noqa: PTH100, PTH118, PTH119, PTH120, PTH123
 
 from __future__ import annotations
 
@@ -114,15 +114,19 @@ def dotted(target: Any) -> str:
     return f"{getattr(target, '__module__', None) or type(target).__module__}.{name}"
 
 
+def real(file: str) -> str:
+    """A file's path with its folders' links resolved, but not its own: uv may link each file into its cache."""
+    return os.path.join(os.path.realpath(os.path.dirname(file)), os.path.basename(file))
+
+
 def inside(file: str, package: str) -> bool:
     """Whether a file lies in one of the folders of an imported package."""
     module = sys.modules.get(package)
     folders = list(getattr(module, "__path__", ()))
     if not folders:
         own = getattr(module, "__file__", None)
-        return own is not None and os.path.realpath(own) == os.path.realpath(file)
-    real = os.path.realpath(file)
-    return any(real.startswith(os.path.realpath(folder) + os.sep) for folder in folders)
+        return own is not None and real(own) == real(file)
+    return any(real(file).startswith(os.path.realpath(folder) + os.sep) for folder in folders)
 
 
 @functools.lru_cache(maxsize=None)
@@ -164,7 +168,7 @@ def describe(target: Any, package: str) -> dict[str, Any]:
     module = str(getattr(inner, "__module__", None) or getattr(inner, "__name__", ""))
     fact: dict[str, Any] = {"target": dotted(inner), "file": file, **called_with(target)}
     if file:
-        fact["distribution"] = distribution_of(os.path.realpath(file))
+        fact["distribution"] = distribution_of(real(file))
     in_package = module == package or module.startswith(package + ".")
     if _HUB_FILE.search(file):
         fact["bound_to"] = "hub"
@@ -192,7 +196,7 @@ def closure_of(function: Any) -> dict[str, Any]:
         raise UnknownShapeError(f"{function!r} is no Python function")
     cells = getattr(function, "__closure__", None) or ()
     values = {}
-    for name, cell in zip(code.co_freevars, cells):  # noqa: B905  # strict= came with 3.10
+    for name, cell in zip(code.co_freevars, cells):  # strict= came with 3.10
         with contextlib.suppress(ValueError):  # an empty cell
             values[name] = cell.cell_contents
     return values
@@ -215,9 +219,9 @@ def read_closure(module: types.ModuleType, site: dict[str, Any], torch: types.Mo
             raise UnknownShapeError(f"{dotted(forward)} does not close over `func`")
     decorator = sys.modules.get("transformers.integrations.hub_kernels")
     here = file_of(function)
-    if os.path.realpath(here) == os.path.realpath(module.__file__ or ""):
+    if real(here) == real(module.__file__ or ""):
         return describe(function, site["package"])
-    if decorator is None or os.path.realpath(here) != os.path.realpath(decorator.__file__ or ""):
+    if decorator is None or real(here) != real(decorator.__file__ or ""):
         # Somebody put another function in the module after it was imported, or while.
         return describe(function, site["package"])
     cells = closure_of(function)

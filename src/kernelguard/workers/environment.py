@@ -123,7 +123,7 @@ def package_folder(name: str, problems: Problems) -> str | None:
         where = ", ".join(spec.submodule_search_locations or ()) or str(spec.origin)
         problems.append(f"{name} is not a regular package: {where}")
         return None
-    return os.path.dirname(os.path.abspath(spec.origin))
+    return os.path.realpath(os.path.dirname(os.path.abspath(spec.origin)))
 
 
 def text_of(path: str) -> str | None:
