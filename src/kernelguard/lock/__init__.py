@@ -1,0 +1,1 @@
+"""Exactly which bytes, and put them there."""

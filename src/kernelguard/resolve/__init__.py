@@ -1,0 +1,1 @@
+"""Which build of each kernel fits?"""

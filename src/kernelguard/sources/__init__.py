@@ -1,0 +1,1 @@
+"""Where could a kernel come from?"""
