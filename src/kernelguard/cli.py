@@ -189,6 +189,32 @@ def explain(
     print_explanation(_console(), explanation)
 
 
+@app.command()
+def diff(
+    a: Annotated[Path, typer.Argument(help="An environment (`observe -o`) or a report (`check --json`).")],
+    b: Annotated[Path, typer.Argument(help="Another one of the same kind.")],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what changed between two machines or two checks, most suspicious first.
+
+    Example: kernelguard diff fast-machine.json slow-machine.json
+    """
+    from dataclasses import asdict
+
+    from kernelguard.matrix import kernel_packages
+    from kernelguard.report.difference import compare, load_document
+
+    differences = compare(load_document(a), load_document(b), kernel_packages().values())
+    if as_json:
+        rows = [{**asdict(d), "suspicion": d.suspicion.name.lower()} for d in differences]
+        _print_json({"schema": 1, "kind": "diff", "a": str(a), "b": str(b), "differences": rows})
+        return
+    from kernelguard.report.terminal import print_differences
+
+    print_differences(_console(), str(a), str(b), differences)
+
+
 @matrix_app.command("list")
 def matrix_list() -> None:
     """List every rule and every known kernel package.

@@ -47,6 +47,7 @@ def to_document(check: Check) -> dict[str, Any]:
     assessment, environment = check.assessment, check.environment
     return {
         "schema": SCHEMA,
+        "kind": "check",
         "status": str(check.status),
         "exit_code": check.exit_code,
         "strict": check.strict,

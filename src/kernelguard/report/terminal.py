@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +12,7 @@ from kernelguard.judge.rules import Explanation, Rule
 from kernelguard.judge.values import FastPathAnswer, Finding, Status
 from kernelguard.matrix import KernelPackage
 from kernelguard.observe.values import Environment
+from kernelguard.report.difference import Difference
 from kernelguard.report.document import Check, assumed_texts
 
 _WORD = {Status.PASS: "pass", Status.WARN: "warn", Status.FAIL: "FAIL", Status.UNKNOWN: "unknown"}
@@ -91,6 +92,28 @@ def print_matrix(console: Console, rules: Iterable[Rule], packages: Iterable[Ker
     _line(console, Text("kernel packages (kernelguard matrix show kernels/PACKAGE)", style="bold"))
     for package in packages:
         _labelled(console, package.package, ", ".join(package.symbols) or "no symbols listed")
+
+
+def print_differences(console: Console, a: str, b: str, differences: Sequence[Difference]) -> None:
+    """Print what changed, most suspicious first."""
+    if not differences:
+        _line(console, Text(f"{a} and {b} do not differ"))
+        return
+    _line(console, Text(f"- {a}", style="red"))
+    _line(console, Text(f"+ {b}", style="green"))
+    heading = None
+    for difference in differences:
+        if difference.suspicion is not heading:
+            heading = difference.suspicion
+            console.print()
+            _line(console, Text(heading.name.lower(), style="bold"))
+        _line(console, Text(difference.subject), indent=2)
+        _line(console, Text(f"- {_or_absent(difference.a)}", style="red"), indent=4)
+        _line(console, Text(f"+ {_or_absent(difference.b)}", style="green"), indent=4)
+
+
+def _or_absent(value: str | None) -> str:
+    return "(not there)" if value is None else value
 
 
 def _labelled(console: Console, label: str, value: str) -> None:
