@@ -107,3 +107,24 @@ def environment(prefix: Path, version: str | None, packages: Mapping[str, str] |
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return env
+
+
+def with_changed_transformers(env: Interpreter, version: str, changes: Mapping[str, tuple[str, str]]) -> None:
+    """Give `env` a transformers of its own that differs from the release in a few replaced words.
+
+    `changes` maps a file below `transformers/` to (old, new). Everything else is linked, not copied.
+    """
+    original = transformers_base(version).site / "transformers"
+    copied = {Path(name).parents[i] for name in changes for i in range(len(Path(name).parents))}
+    for folder in sorted(copied):
+        (env.site / "transformers" / folder).mkdir(parents=True)
+        for entry in (original / folder).iterdir():
+            relative = folder / entry.name
+            if relative not in copied and str(relative) not in changes and entry.name != "__pycache__":
+                (env.site / "transformers" / relative).symlink_to(entry)
+    for name, (old, new) in changes.items():
+        text = (original / name).read_text()
+        assert old in text, f"{old!r} is not in {name} of transformers {version}"
+        (env.site / "transformers" / name).write_text(text.replace(old, new))
+    for metadata in original.parent.glob("transformers-*.dist-info"):
+        (env.site / metadata.name).symlink_to(metadata)

@@ -14,7 +14,7 @@ import pytest
 import configs
 import crafted
 from conftest import Command
-from observed import VERSIONS, Interpreter, environment
+from observed import VERSIONS, Interpreter, environment, with_changed_transformers
 
 pytestmark = pytest.mark.observed
 
@@ -288,3 +288,35 @@ def test_dense_model_declares_nothing(tmp_path: Path) -> None:
     answer = check(tmp_path, "5.24.0", {}, config=configs.LLAMA)
     assert answer.paths == {}
     assert answer.code == 0
+
+
+@pytest.mark.parametrize("version", DECORATED)
+def test_a_wrapper_of_unknown_shape_is_unknown(tmp_path: Path, version: str) -> None:
+    env = environment(tmp_path / "env", version, crafted.everything())
+    change = ("is_new_implementation", "is_other_implementation")
+    with_changed_transformers(env, version, {"integrations/hub_kernels.py": change})
+    answer = Answer(tmp_path, env, configs.QWEN3_5)
+    assert answer.code == 3
+    assert {answer.status(symbol) for symbol in TRAINING} == {"unknown"}
+
+
+MODELING = "models/qwen3_5/modeling_qwen3_5.py"
+
+
+@pytest.mark.parametrize("version", DECORATED)
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"chunk_gated_delta_rule", "fla"', '"chunk_gated_delta_rule_v2", "fla"'),
+        ('"chunk_gated_delta_rule", "fla"', '"chunk_gated_delta_rule", "fla_ng"'),
+        ("@use_kernel_func_from_hub_with_fallback(", "@use_kernel_func_from_hub_with_fallback(strict=True, *"),
+        ("use_kernel_func_from_hub_with_fallback", "use_kernel_func_from_hub_or_fallback"),
+    ],
+    ids=["renamed-symbol", "other-package", "new-argument", "renamed-decorator"],
+)
+def test_changed_sources_never_pass(tmp_path: Path, version: str, old: str, new: str) -> None:
+    env = environment(tmp_path / "env", version, crafted.everything())
+    with_changed_transformers(env, version, {MODELING: (old, new)})
+    answer = Answer(tmp_path, env, configs.QWEN3_5)
+    assert answer.code in {1, 3}
+    assert answer.json["status"] in {"fail", "unknown"}

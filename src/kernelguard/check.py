@@ -135,7 +135,7 @@ def _bindings(
     if level is Level.RESOLVE or not environment.live or environment.executable is None:
         return None
     tree = declaration.transformers
-    if environment.transformers_root is None or Path(environment.transformers_root) != tree.root:
+    if environment.transformers_root is None or Path(environment.transformers_root).resolve() != tree.root.resolve():
         # Another transformers than the interpreter's was asked for: what this one binds says nothing about that one.
         return None
     if environment.torch is None:
