@@ -1,0 +1,107 @@
+"""How far are the predictions off? The sum of cross entropy over trained tokens, without the logits of all of them.
+
+Sums, not means: the trainer divides once, by the trained tokens of all ranks and accumulation steps, so that every
+trained token counts the same wherever it was computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Function
+from torch.nn import functional
+
+from kernelguard_train.errors import ModelError
+
+
+def _chunk(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Summed loss of one chunk of logits, and its gradient with respect to them."""
+    scores = logits.float()
+    log_sum = torch.logsumexp(scores, dim=-1, keepdim=True)
+    loss = (log_sum.squeeze(-1) - scores.gather(-1, targets[:, None]).squeeze(-1)).sum()
+    gradient = (scores - log_sum).exp_()
+    gradient.scatter_add_(-1, targets[:, None], gradient.new_full((1, 1), -1.0).expand(len(targets), 1))
+    return loss, gradient.to(logits.dtype)
+
+
+class _LinearCrossEntropy(Function):
+    """Loss of `hidden @ weight.T` chunk by chunk; gradients are made on the way forward, while the logits exist."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - autograd functions take no keywords
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, chunk: int, kernel: Any
+    ) -> torch.Tensor:
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        needed = any(ctx.needs_input_grad[:2])
+        to_hidden = torch.zeros_like(hidden) if needed else None
+        to_weight = torch.zeros_like(weight) if needed else None
+        for start in range(0, len(targets), chunk):
+            part = slice(start, start + chunk)
+            loss, gradient = kernel(hidden[part] @ weight.T, targets[part])
+            total += loss
+            if to_hidden is not None and to_weight is not None:
+                torch.mm(gradient, weight, out=to_hidden[part])
+                to_weight.addmm_(gradient.T, hidden[part])
+        ctx.save_for_backward(to_hidden, to_weight)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
+        to_hidden, to_weight = ctx.saved_tensors
+        scale = outputs[0]
+        return to_hidden * scale.to(to_hidden.dtype), to_weight * scale.to(to_weight.dtype), None, None, None
+
+
+class LossHead(nn.Linear):
+    """The model's output layer, which computes the loss where its weight is gathered.
+
+    The layer is a unit of FSDP: reading its weight from outside would find a shard. `adopt` turns an existing output
+    layer into one.
+    """
+
+    chunk: int
+    implementation: str
+    kernel: Any
+
+    def forward(self, hidden: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:  # type: ignore[override]
+        """The summed loss of `hidden` `[n, size]` against `targets` `[n]`; without targets, the logits.
+
+        With no target at all the loss is zero and so are its gradients, which still exist: ranks have to agree.
+        """
+        if targets is None:
+            return functional.linear(hidden, self.weight)
+        if self.implementation == "liger" and len(targets):
+            from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss  # noqa: PLC0415 - optional
+
+            loss: torch.Tensor = LigerFusedLinearCrossEntropyLoss(reduction="sum")(self.weight, hidden, targets)
+            return loss.float()
+        return linear_cross_entropy(hidden, self.weight, targets, self.chunk, self.kernel)
+
+
+def linear_cross_entropy(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, chunk: int, kernel: Any = _chunk
+) -> torch.Tensor:
+    """Summed cross entropy of `hidden @ weight.T`, with the logits of `chunk` rows at a time.
+
+    The gradient of the weight is accumulated over the chunks in the weight's own type; each product is summed in
+    float32 inside.
+    """
+    loss: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, targets, chunk, kernel)
+    return loss
+
+
+def adopt(head: nn.Module, *, chunk: int, implementation: str, compiled: bool) -> LossHead:
+    """Makes a model's output layer a `LossHead`, in place: name and weight stay.
+
+    Raises:
+        ModelError: when the layer is more than a matrix.
+    """
+    if type(head) is not nn.Linear or head.bias is not None:
+        raise ModelError(f"the output layer is {head}; a linear layer without bias was expected")
+    head.__class__ = LossHead
+    adopted: LossHead = head  # type: ignore[assignment]
+    adopted.chunk, adopted.implementation = chunk, implementation
+    adopted.kernel = torch.compile(_chunk, dynamic=True) if compiled else _chunk
+    return adopted

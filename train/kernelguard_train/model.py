@@ -1,0 +1,183 @@
+"""Which model is trained, and on which implementations?
+
+From a config.json to a sharded network whose layers are bound to functions that keep packed samples apart.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from kernelguard_train import attention, bindings, loss, recompute, weights
+from kernelguard_train.batches import Batch
+from kernelguard_train.config import Config
+from kernelguard_train.errors import ModelError
+from kernelguard_train.sharding import Parts, shard_model
+
+log = logging.getLogger("kernelguard_train")
+
+
+class Network(nn.Module):
+    """A causal transformers model that takes a `Batch` and returns the summed loss of its trained tokens."""
+
+    def __init__(self, lm: Any) -> None:
+        super().__init__()
+        self.lm = lm
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """The sum; positions without a label never reach the output layer."""
+        hidden = self.lm.base_model(**batch.model_inputs()).last_hidden_state
+        wanted = hidden.flatten(0, 1).index_select(0, batch.trained_at)
+        targets = batch.labels.flatten().index_select(0, batch.trained_at)
+        result: torch.Tensor = self.lm.get_output_embeddings()(wanted, targets)
+        return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """The network, and what was decided on the way, for the log."""
+
+    network: Network
+    parts: Parts
+    text: Any
+    """The text model's transformers configuration."""
+    attention: str
+    bound: tuple[bindings.Bound, ...]
+    notes: tuple[str, ...]
+
+
+def text_config(config: Config) -> Any:
+    """The transformers configuration of the causal model that is trained.
+
+    Raises:
+        ModelError: when there is none, or it is not of a causal model.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig  # noqa: PLC0415 - slow; the data worker needs none
+
+    try:
+        full = AutoConfig.from_pretrained(config.model.path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"model.path: no usable config.json at {config.model.path}: {error}") from error
+    text = full.get_text_config(decoder=True)
+    if text is not full and not config.model.text_only:
+        raise ModelError(
+            f"{full.model_type} is a vision-language model; this trainer feeds it text only (model.text_only=true)"
+        )
+    if type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(f"{text.model_type} is not a causal language model that transformers knows")
+    if config.model.layers:
+        keep = config.model.layers
+        if keep > text.num_hidden_layers:
+            raise ModelError(f"model.layers = {keep}, but the model has {text.num_hidden_layers}")
+        text.num_hidden_layers = keep
+        for name in ("layer_types", "layers_block_type", "mlp_layer_types"):
+            value = getattr(text, name, None)
+            if isinstance(value, list) and len(value) > keep:
+                setattr(text, name, value[:keep])
+    return text
+
+
+def choose_attention(config: Config, device: torch.device) -> str:
+    """The attention implementation by transformers' name."""
+    if config.model.attention != "auto":
+        return config.model.attention
+    packed = config.batch.mode == "packed" and config.model.compute_dtype == "bfloat16"
+    return attention.NAME if packed and device.type == "cuda" else "sdpa"
+
+
+def build(config: Config, mesh: DeviceMesh, device: torch.device) -> Built:
+    """The network, sharded over the mesh, with its weights.
+
+    Raises:
+        ModelError: when anything about it cannot be had as configured; nothing falls back silently.
+    """
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415
+
+    text = text_config(config)
+    chosen = choose_attention(config, device)
+    if chosen == attention.NAME:
+        attention.register()
+    attention.route_flash(config.model.flash)
+    notes = _apply_liger(config, text.model_type, device)
+    with torch.device("meta"):
+        lm = AutoModelForCausalLM.from_config(text, dtype=torch.float32, attn_implementation=chosen)
+    fused = device.type == "cuda" if config.model.kernels == "auto" else config.model.kernels == "fused"
+    bound = bindings.bind(lm, fused=fused, convolution=config.model.convolution)
+    compiled = device.type == "cuda"
+    loss.adopt(
+        lm.get_output_embeddings(),
+        chunk=config.optim.loss_chunk,
+        implementation=config.optim.loss,
+        compiled=compiled,
+    )
+    network = Network(lm)
+    compute = getattr(torch, config.model.compute_dtype)
+    parts = shard_model(
+        network, lm, mesh, device, seed=config.train.seed, compute=compute, prefetch=config.parallel.prefetch
+    )
+    if config.model.init == "pretrained":
+        unused = weights.load(lm, download(config))
+        notes.append(f"{unused} tensors of the checkpoint are not part of the text model")
+    recompute.apply(parts.layers, "full" if config.model.recompute == "auto" else config.model.recompute)
+    notes += compile_parts(parts, config.model.compile, config.model.compile_backend)
+    network.train()
+    return Built(network=network, parts=parts, text=text, attention=chosen, bound=tuple(bound), notes=tuple(notes))
+
+
+def download(config: Config) -> Path:
+    """The folder with the weights; a hub id is downloaded by the first rank of each node."""
+    path = Path(config.model.path)
+    if path.is_dir():
+        return path
+    if path.is_file():
+        raise ModelError(f"model.path: {path} is a config.json alone; set model.init=random to draw the weights")
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - hub ids only
+
+    # The hub client locks each file, so ranks of one node that come later wait and then find it.
+    return Path(snapshot_download(config.model.path, allow_patterns=["*.safetensors", "*.json"]))
+
+
+def _apply_liger(config: Config, model_type: str, device: torch.device) -> list[str]:
+    """Liger's norms and SwiGLU in place of the model's; must come before the model is made."""
+    wanted = config.model.liger
+    if wanted == "off" or (wanted == "auto" and device.type != "cuda"):
+        return []
+    try:
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN  # noqa: PLC0415 - optional
+    except ImportError as error:
+        if wanted == "on":
+            raise ModelError(
+                f"model.liger = on, but it cannot be imported: {error}: pip install liger-kernel"
+            ) from error
+        return [f"liger is not used: {error}"]
+    patch: Callable[..., None] | None = MODEL_TYPE_TO_APPLY_LIGER_FN.get(model_type)
+    if patch is None:
+        if wanted == "on":
+            raise ModelError(f"model.liger = on, but liger has nothing for {model_type}")
+        return [f"liger is not used: it has nothing for {model_type}"]
+    # Rotary embeddings stay (theirs assume full rotation for some models), and the loss is the trainer's own.
+    patch(rope=False, cross_entropy=False, fused_linear_cross_entropy=False, rms_norm=True, swiglu=True)
+    return [f"liger's norms and SwiGLU are used ({patch.__name__})"]
+
+
+def compile_parts(parts: Parts, names: tuple[str, ...], backend: str) -> list[str]:
+    """Compiles the named submodules of every layer in place; fla's operations, which break graphs, stay outside.
+
+    Raises:
+        ModelError: when no layer has a submodule of that name.
+    """
+    for name in names:
+        found = [getattr(layer, name) for layer in parts.layers if hasattr(layer, name)]
+        if not found:
+            children = ", ".join(child for child, _ in parts.layers[0].named_children())
+            raise ModelError(f"model.compile: no layer has a submodule {name}; they have {children}")
+        for module in found:
+            module.compile(backend=backend)
+    return [f"compiled in every layer: {', '.join(names)}"] if names else []
