@@ -127,9 +127,9 @@ def test_the_environment_is_handed_on_unchanged(run: Run, monkeypatch: pytest.Mo
 
 
 def test_a_memory_limit_holds(run: Run) -> None:
-    body = "time.sleep(0.3)\ntry:\n    bytearray(2**31)\nexcept MemoryError:\n    write({'kind': 'limited'})\n"
+    body = "time.sleep(0.3)\ntry:\n    bytearray(300 * 2**20)\nexcept MemoryError:\n    write({'kind': 'limited'})\n"
     assert not list(run(body).of_kind("limited"))
-    assert list(run(body, memory_bytes=2**30).of_kind("limited"))
+    assert list(run(body, memory_bytes=200 * 2**20).of_kind("limited"))
 
 
 def test_no_file_is_left_behind(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

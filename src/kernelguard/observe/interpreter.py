@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import struct
 import subprocess
@@ -125,14 +126,14 @@ def _probe(python: str) -> None:
         raise UndeterminedError(f"{python} did not answer within {_PROBE_TIMEOUT_S:g} s", hint=_HINT) from error
     except OSError as error:
         raise _not_executable(python, error) from error
-    said, _, version = answer.stdout.decode("utf-8", "replace").rpartition("python ")
+    said = re.fullmatch(r"python (\d+\.\d+\.\d+)", answer.stdout.decode("utf-8", "replace"))
     if answer.returncode < 0:
         raise InputError(f"{python} was killed by {signal_name(-answer.returncode)} when it was started", hint=_HINT)
-    if answer.returncode != 0 or said or not version:
+    if answer.returncode != 0 or said is None:
         last = (answer.stderr or answer.stdout).decode("utf-8", "replace").strip().splitlines()[-1:]
         raise InputError(f"{python} is not a Python interpreter" + "".join(f" ({line})" for line in last), hint=_HINT)
-    if Version(version) < OLDEST:
-        raise _too_old(python, version)
+    if Version(said[1]) < OLDEST:
+        raise _too_old(python, said[1])
 
 
 def _no_answer(python: str, result: WorkerResult, timeout: float) -> KernelguardError:
@@ -144,7 +145,7 @@ def _no_answer(python: str, result: WorkerResult, timeout: float) -> Kernelguard
     except KernelguardError as error:
         return error
     last = "".join(f": {line}" for line in result.output.strip().splitlines()[-1:])
-    return UndeterminedError(f"the worker in {python} {result.ending()}{last}")
+    return UndeterminedError(f"the worker in {python} {result.ending()}{last}", hint=_HINT)
 
 
 def _environment(python: str, record: Record, *, timeout: float, ask_torch: bool) -> Environment:
