@@ -24,9 +24,7 @@ _DIED = TorchReport(available=None, error="the worker was killed by SIGSEGV")
     ("hardware", "is_cpu", "variables", "report", "expected"),
     [
         pytest.param(_ONE, False, {}, _YES, (GpuState.USABLE, ""), id="usable"),
-        pytest.param(
-            _NOTHING, True, {}, None, (GpuState.CPU_TORCH, "CPU-only build; no NVIDIA"), id="cpu-torch-no-gpu"
-        ),
+        pytest.param(_NOTHING, True, {}, None, (GpuState.CPU_TORCH, "build; no NVIDIA"), id="cpu-torch-no-gpu"),
         pytest.param(_ONE, True, {}, None, (GpuState.CPU_TORCH, "this machine has NVIDIA H100"), id="cpu-torch-on-gpu"),
         pytest.param(_NOTHING, False, {}, None, (GpuState.NONE, "no NVIDIA device"), id="none"),
         pytest.param(_NOTHING, None, {}, None, (GpuState.NONE, "no NVIDIA device"), id="none-and-no-torch"),
@@ -43,9 +41,7 @@ _DIED = TorchReport(available=None, error="the worker was killed by SIGSEGV")
         ),
         pytest.param(_ONE, False, {"CUDA_VISIBLE_DEVICES": "-1"}, _NO, (GpuState.HIDDEN, "'-1'"), id="hidden-by-minus"),
         pytest.param(_ONE, False, {"CUDA_VISIBLE_DEVICES": "1"}, _NO, (GpuState.HIDDEN, "'1'"), id="index-too-large"),
-        pytest.param(
-            _ONE, None, {"CUDA_VISIBLE_DEVICES": ""}, None, (GpuState.HIDDEN, "H100"), id="hidden-and-no-torch"
-        ),
+        pytest.param(_ONE, None, {"CUDA_VISIBLE_DEVICES": ""}, None, (GpuState.HIDDEN, "H100"), id="no-torch"),
         pytest.param(
             _HOST_ONLY,
             False,
