@@ -81,6 +81,7 @@ class OpenRule:
 
     rule_id: str
     status: Status
+    title: str
     text: str
     """`would apply (...) if triton is >=3.4.0,<3.7.1`."""
     facts: tuple[str, ...]
@@ -163,7 +164,7 @@ def evaluate(rule: Rule, facts: Facts) -> Match:
     """Hold one rule against the facts. Pure; never raises, whatever the versions look like."""
     verdicts = [(predicate, predicate.test(facts)) for predicate in rule.when]
     outcome = all_of(verdict.truth for _, verdict in verdicts)
-    still_open = [(p, v) for p, v in verdicts if v.truth is Truth.UNKNOWN]
+    still_open = [(p, v) for p, v in verdicts if v.truth is Truth.UNKNOWN] if outcome is Truth.UNKNOWN else []
     return Match(
         rule=rule,
         outcome=outcome,
@@ -218,6 +219,7 @@ def _open(match: Match) -> OpenRule:
     return OpenRule(
         rule_id=rule.id,
         status=rule.status,
+        title=rule.title,
         text=f"would {rule.status} if {' and '.join(match.open_conditions)}: {rule.title}",
         facts=match.unknown_facts,
         symbols=match.symbols,

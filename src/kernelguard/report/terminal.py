@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from kernelguard.judge.rules import Explanation, Rule
+from kernelguard.judge.rules import Explanation, OpenRule, Rule
 from kernelguard.judge.values import FastPathAnswer, Finding, Status
 from kernelguard.matrix import KernelPackage
 from kernelguard.observe.values import Environment
@@ -33,8 +32,7 @@ def print_check(console: Console, check: Check) -> None:
     for finding in check.assessment.findings:
         if finding.fast_path is None:
             _print_finding(console, finding)
-    for rule in check.open_rules:
-        _note(console, "note", f"{rule.rule_id}: {rule.text}")
+    _print_open_rules(console, check.open_rules)
     for reason in dict.fromkeys(n.reason for n in check.assessment.not_used):
         names = dict.fromkeys(n.symbol for n in check.assessment.not_used if n.reason == reason)
         _note(console, "not used", f"{', '.join(names)}: {reason}")
@@ -79,7 +77,7 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
     }
     for label, value in rows.items():
         if value:
-            _labelled(console, label, value)
+            _note(console, label, value, width=12)
 
 
 def print_matrix(console: Console, rules: Iterable[Rule], packages: Iterable[KernelPackage]) -> None:
@@ -91,7 +89,7 @@ def print_matrix(console: Console, rules: Iterable[Rule], packages: Iterable[Ker
     console.print()
     _line(console, Text("kernel packages (kernelguard matrix show kernels/PACKAGE)", style="bold"))
     for package in packages:
-        _labelled(console, package.package, ", ".join(package.symbols) or "no symbols listed")
+        _note(console, package.package, ", ".join(package.symbols) or "no symbols listed", width=16)
 
 
 def print_differences(console: Console, a: str, b: str, differences: Sequence[Difference]) -> None:
@@ -114,14 +112,6 @@ def print_differences(console: Console, a: str, b: str, differences: Sequence[Di
 
 def _or_absent(value: str | None) -> str:
     return "(not there)" if value is None else value
-
-
-def _labelled(console: Console, label: str, value: str) -> None:
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(width=16, style="dim")
-    grid.add_column()
-    grid.add_row(Text(label), Text(value))
-    console.print(grid)
 
 
 def _header(check: Check) -> Iterator[tuple[str, str]]:
@@ -184,11 +174,21 @@ def _print_fix(console: Console, fix: str) -> None:
     console.print(text, soft_wrap=True, highlight=False)
 
 
-def _note(console: Console, label: str, text: str) -> None:
-    """A dim label in the status column, and text that wraps beside it."""
-    first, *rest = Text(text).wrap(console, max(console.width - _INDENT, 20))
-    for head, line in [(f"{label:<{_INDENT}}", first), *((" " * _INDENT, line) for line in rest)]:
+def _print_open_rules(console: Console, rules: Sequence[OpenRule]) -> None:
+    """Which known bad combinations only a missing fact keeps from applying; `explain` and --json tell the rest."""
+    if not rules:
+        return
+    _note(console, "open", f"{len(rules)} known bad combinations depend on what was left open (kernelguard explain):")
+    for rule in rules:
+        _note(console, "", f"{rule.rule_id}: {rule.title}")
+
+
+def _note(console: Console, label: str, text: str, *, width: int = _INDENT) -> None:
+    """A dim label in a column of its own, and text that wraps beside it."""
+    lines = [line for part in text.split("\n") for line in Text(part).wrap(console, max(console.width - width, 20))]
+    for index, line in enumerate(lines):
         line.rstrip()
+        head = f"{label if index == 0 else '':<{width}}"
         console.print(Text(head, style="dim") + line, soft_wrap=True, highlight=False)
 
 
