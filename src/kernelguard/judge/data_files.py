@@ -129,7 +129,7 @@ def _text(error: ValidationError) -> str:
         return error.message
     known = error.schema.get("properties", {})
     texts = []
-    for key in error.instance:
+    for key in error.instance if isinstance(error.instance, dict) else ():
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             texts.append(f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else ""))

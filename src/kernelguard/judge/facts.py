@@ -61,8 +61,13 @@ class Facts:
             symbols=None if declaration is None else _symbols(declaration, intent),
             distributions=None if distributions is None else {n: d.version for n, d in distributions.items()},
             via=dict(via or {}),
-            variables=dict(environment.variables) if environment.live or distributions is not None else None,
+            variables=dict(environment.variables) if _was_seen(environment) else None,
         )
+
+
+def _was_seen(environment: Environment) -> bool:
+    """A real interpreter, here or captured elsewhere; a target has no list of distributions."""
+    return environment.live or environment.distributions is not None
 
 
 def _versions(environment: Environment, declaration: Declaration | None) -> Iterator[tuple[str, Version | None]]:
@@ -122,8 +127,8 @@ def _flags(
         ("use_kernels", intent.use_kernels),
         ("liger", intent.liger),
         ("executed", executed),
-        # Not an observation of the GPU but of what was seen: always known.
-        ("gpu_seen_working", environment.gpu_state is GpuState.USABLE),
+        # Not about the GPU but about what was seen, hence always known. A target is described, not seen.
+        ("gpu_seen_working", environment.gpu_state is GpuState.USABLE and _was_seen(environment)),
     )
     if environment.cuda_toolkit is not None:
         # None means "not found", and nvcc can hide in more places than were looked at: that stays unknown.
