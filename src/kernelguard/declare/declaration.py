@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
+from kernelguard.declare.follow import follow
 from kernelguard.declare.index import Index
 from kernelguard.declare.knowledge import Kernels
 from kernelguard.declare.mechanisms import Context, mechanisms
 from kernelguard.declare.reach import resolve_parts
 from kernelguard.declare.source import ParsedModule, Source
-from kernelguard.declare.values import Declaration, FastPath, ModelConfig, TransformersTree
+from kernelguard.declare.values import Declaration, FastPath, LayerKind, ModelConfig, TransformersTree
 
 
 def declare(config: ModelConfig, tree: TransformersTree) -> Declaration:
@@ -54,13 +55,21 @@ def declare(config: ModelConfig, tree: TransformersTree) -> Declaration:
         module = source.module(file)
         if module is not None:
             unknowns += unconsumed(module, names, consumed[file], kernels.packages)
+    paths = tuple(sorted(found.values(), key=lambda p: (p.file, p.line, p.symbol)))
+    kinds: tuple[LayerKind, ...] = ()
+    if paths:
+        followed = follow(index, kernels, parts, paths)
+        paths, kinds = followed.fast_paths, followed.layer_kinds
+        if followed.reason is not None:
+            unknowns.append(f"How the model uses its kernels could not be followed: {followed.reason}.")
     unknowns += [f"The code of {name} is not part of transformers and was not read." for name in config.remote_code]
     unknowns += source.problems
     completed = replace(config, parts=tuple(part.sub for part in parts))
     return Declaration(
         config=completed,
         transformers=tree,
-        fast_paths=tuple(sorted(found.values(), key=lambda p: (p.file, p.line, p.symbol))),
+        fast_paths=paths,
+        layer_kinds=kinds,
         unknowns=tuple(dict.fromkeys(unknowns)),
     )
 

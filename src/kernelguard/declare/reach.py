@@ -102,12 +102,8 @@ def _find_roots(part: Part, index: Index, architectures: tuple[str, ...], unknow
     registered = index.entry(entry.model_type)
     auto = index.auto_classes(entry.model_type) if registered and registered.config_class == entry.config_class else ()
     names = [name for name in architectures if index.modeling_module(entry, name) is not None]
-    if not part.sub.path:
-        names = names or list(auto)
-    else:
-        # A nested model is built by AutoModel or directly by the outer model's code.
-        base = index.base_class(entry.model_type) if auto else None
-        names = [base] if base else list(auto[:1])
+    # A nested model is built by any of the AutoModel classes, or directly by the outer model's code.
+    names = names or list(auto)
     roots = [(module, name) for name in names if (module := index.modeling_module(entry, name)) is not None]
     part.roots = tuple(roots) or tuple(_classes_for_config(index, entry))
     if not part.roots:

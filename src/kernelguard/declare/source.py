@@ -42,17 +42,17 @@ class ParsedModule:
     """Relative to the transformers folder."""
     name: str
     """Dotted name."""
-    text: str
-    body: list[ast.stmt]
-    definitions: dict[str, TopLevel] = field(default_factory=dict)
-    assignments: dict[str, ast.expr] = field(default_factory=dict)
+    text: str = field(repr=False)
+    body: list[ast.stmt] = field(repr=False)
+    definitions: dict[str, TopLevel] = field(default_factory=dict, repr=False)
+    assignments: dict[str, ast.expr] = field(default_factory=dict, repr=False)
     """The last value that a module-level name is assigned outside `if` and `try`."""
-    imports: dict[str, Imported] = field(default_factory=dict)
-    import_lines: list[range] = field(default_factory=list)
+    imports: dict[str, Imported] = field(default_factory=dict, repr=False)
+    import_lines: list[range] = field(default_factory=list, repr=False)
     """The lines of each module-level import statement."""
-    memo: dict[object, Any] = field(default_factory=dict)
+    memo: dict[object, Any] = field(default_factory=dict, repr=False)
     """For what is worked out once per module; keys are the caller's own."""
-    _names: dict[str, frozenset[str]] = field(default_factory=dict)
+    _names: dict[str, frozenset[str]] = field(default_factory=dict, repr=False)
 
     def classes(self) -> Iterator[ast.ClassDef]:
         """Every module-level class."""

@@ -6,6 +6,7 @@ import ast
 import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol, cast
@@ -58,16 +59,7 @@ class Context:
 
     def users(self, module: ParsedModule, name: str) -> tuple[str, ...]:
         """The reached classes of the module that use a module-level name, directly or through functions."""
-        names, todo = set(), {name}
-        while todo:
-            current = todo.pop()
-            for user in self.reached:
-                if user in names or current not in module.names_used_by(user) or user == current:
-                    continue
-                names.add(user)
-                if not isinstance(module.definitions.get(user), ast.ClassDef):
-                    todo.add(user)
-        return tuple(n for n, d in module.definitions.items() if n in names and isinstance(d, ast.ClassDef))
+        return users_of(module, name, self.reached)
 
 
 class Mechanism(Protocol):
@@ -79,6 +71,20 @@ class Mechanism(Protocol):
 
     def find(self, module: ParsedModule, context: Context) -> Iterable[FastPath]:
         """The fast paths of one modeling module that the part's classes can reach."""
+
+
+def users_of(module: ParsedModule, name: str, reached: AbstractSet[str]) -> tuple[str, ...]:
+    """The reached classes of a module that use a module-level name, directly or through the module's functions."""
+    names, todo = set(), {name}
+    while todo:
+        current = todo.pop()
+        for user in reached:
+            if user in names or user == current or current not in module.names_used_by(user):
+                continue
+            names.add(user)
+            if not isinstance(module.definitions.get(user), ast.ClassDef):
+                todo.add(user)
+    return tuple(n for n, d in module.definitions.items() if n in names and isinstance(d, ast.ClassDef))
 
 
 @cache
