@@ -243,7 +243,7 @@ CASES: dict[str, Case] = {
     "kernels-window-5.20": _window("5.22.2", "5.19.0", "5.23.0", ("0.17.1", "0.18.0"), ("0.17.2",)),
     "kernels-window-5.23": _window("5.24.0", "5.22.2", "5.25.0", ("0.17.2", "0.19.0"), ("0.18.2",)),
     "use-kernels-switched-off": Case(
-        {"use_kernels": True, "env": {"USE_HUB_KERNELS": "NO"}},
+        {"use_kernels": True, "env": {"USE_HUB_KERNELS": "NO"}, **_pkgs(kernels="0.18.2")},
         (
             {"use_kernels": False},
             {"transformers": "4.57.6"},

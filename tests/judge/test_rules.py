@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 from datetime import date, timedelta
 from typing import Any
@@ -348,6 +349,60 @@ def test_a_denial_past_its_day_only_warns() -> None:
     (late,) = apply_rules([rule], inside, today=rule.expires)[0]
     assert late.status is Status.WARN
     assert f"Not looked at again since {rule.retrieved}" in late.reason
+
+
+# ---------------------------------------------------------------- fixes
+
+_NEWEST_BELOW = {"torch<2.14": "2.13.0", "torch<2.12": "2.11.0", "apache-tvm-ffi<=0.1.9": "0.1.9"}
+_TOOLS = {"torch", "triton", "transformers"}
+
+
+def _fixed(machine: dict[str, Any], fix: str) -> dict[str, Any]:
+    """The machine after somebody did what a fix says: the lowest versions that it allows."""
+    after = {**machine, "pkgs": dict(machine.get("pkgs", {}))}
+    for command in fix.split(" && "):
+        if command.startswith("pip uninstall "):
+            for name in command.split()[2:]:
+                after["pkgs"].pop(name, None)
+        for name, version in re.findall(r"'?([a-z0-9-]+)(?:\[cuda\])?[>=]=([0-9a-z.]+)", command):
+            _install(after, name, version)
+        for asked, version in _NEWEST_BELOW.items():
+            if f"'{asked}'" in command:
+                _install(after, asked.split("<")[0], version)
+        if cuda := re.search(r"/whl/cu(\d\d)(\d)$", command):
+            after["cuda"] = f"{cuda[1]}.{cuda[2]}"
+    words = {
+        "attn_implementation='sdpa'": {"attention": "sdpa"},
+        "TRITON_PTXAS_PATH=": {"ptxas": "13.3", "triton": "3.7.1"},  # the bundled ptxas is what was wrong
+        "unset ": {"env": {}},
+        "--force-reinstall --no-deps causal-conv1d": {"via": {"causal-conv1d": "release-wheel"}},
+        "--no-cache-dir ": {"via": {}},
+        "FROM ubuntu:22.04": {"glibc": "2.35"},
+        "whl/cu118": {"cuda": "11.8"},
+        " kernels": {"pkgs": {**after["pkgs"], "kernels": "0.18.2"}},
+    }
+    for word, change in words.items():
+        if word in fix:
+            after.update(change)
+    return after
+
+
+def _install(machine: dict[str, Any], name: str, version: str) -> None:
+    if name in _TOOLS:
+        machine[name] = version
+        if name == "torch" and Version(version) >= Version("2.11"):
+            machine["cuda"] = "13.0"
+        return
+    machine["pkgs"][name] = version
+    if name == "flash-linear-attention":
+        machine["pkgs"]["fla-core"] = version
+
+
+@pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)
+def test_the_fix_leads_out_of_the_rule_and_into_no_other_that_fails(rule: Rule) -> None:
+    after = facts(**_fixed(CASES[rule.id].inside, rule.fix))
+    assert evaluate(rule, after).outcome is Truth.FALSE, rule.fix
+    assert [f.code for f in apply_rules(ALL, after)[0] if f.status is Status.FAIL] == []
 
 
 # ---------------------------------------------------------------- explain, load
