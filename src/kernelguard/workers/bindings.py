@@ -60,9 +60,18 @@ def write(record: dict[str, Any]) -> None:
     _close(descriptor)
 
 
+def chain(error: BaseException | None) -> list[BaseException]:
+    """An exception and what it was raised from: transformers wraps import errors in one that says nothing."""
+    found: list[BaseException] = []
+    while error is not None and len(found) < 10:
+        found.append(error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return found
+
+
 def words(error: BaseException) -> str:
-    """An exception, word for word."""
-    return f"{type(error).__name__}: {error}"
+    """An exception, word for word, and the ones it was raised from."""
+    return "; from ".join(f"{type(link).__name__}: {link}" for link in chain(error))
 
 
 # --- what an object is -------------------------------------------------------------------------------------------
@@ -131,15 +140,20 @@ def inside(file: str, package: str) -> bool:
 
 @functools.lru_cache(maxsize=None)
 def distribution_of(file: str) -> str:
-    """The distribution whose records list a file, or nothing."""
+    """The distribution whose records list a file, else the only one that lists its top-level package, else nothing."""
+    owners = set()
     for dist in importlib.metadata.distributions():
         base = os.path.realpath(str(dist.locate_file("")))
-        if file.startswith(base + os.sep):
-            listed = file[len(base) + 1 :].replace(os.sep, "/")
-            record = dist.read_text("RECORD") or ""
-            if f"\n{listed}," in f"\n{record}":
-                return re.sub(r"[-_.]+", "-", dist.metadata["Name"]).lower()
-    return ""
+        if not file.startswith(base + os.sep):
+            continue
+        listed = file[len(base) + 1 :].replace(os.sep, "/")
+        record = f"\n{dist.read_text('RECORD') or ''}"
+        name = re.sub(r"[-_.]+", "-", dist.metadata["Name"] or "").lower()
+        if f"\n{listed}," in record:
+            return name
+        if f"\n{listed.partition('/')[0]}/" in record:
+            owners.add(name)
+    return owners.pop() if len(owners) == 1 else ""
 
 
 def is_expected(file: str) -> bool:
@@ -374,10 +388,19 @@ class Reader:
             try:
                 self.modules[name] = importlib.import_module(name)
             except BaseException as error:
-                missing = error.name if isinstance(error, ModuleNotFoundError) else ""
-                fact = {"outcome": "exited" if isinstance(error, SystemExit) else "raised", "error": str(error)}
-                write({"kind": "module", "module": name, "error_type": type(error).__name__, **fact,
-                       "missing_module": missing or ""})  # fmt: skip
+                causes = chain(error)
+                missing = [link.name for link in causes if isinstance(link, ModuleNotFoundError) and link.name]
+                text = "; from ".join([str(error), *(words(link) for link in causes[1:2])])
+                write(
+                    {
+                        "kind": "module",
+                        "module": name,
+                        "outcome": "exited" if isinstance(error, SystemExit) else "raised",
+                        "error_type": type(error).__name__,
+                        "error": text,
+                        "missing_module": missing[-1] if missing else "",
+                    }
+                )
                 continue
             file = str(self.modules[name].__file__ or "")
             write({"kind": "module", "module": name, "outcome": "ok", "file": file})
