@@ -95,7 +95,7 @@ def test_every_extension_can_be_built_from_source_by_an_sdist_that_is_known() ->
 def test_driver_floors_are_two() -> None:
     drivers = matrix().drivers
     assert drivers.floor(Version("13.2")) == Version("580")
-    assert drivers.toolkit[Version("12.8")] == Version("570.26")
+    assert drivers.toolkit[Version("12.8")] == "570.26"
     assert drivers.floor(Version("14.0")) is None
 
 

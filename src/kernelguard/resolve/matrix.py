@@ -29,14 +29,19 @@ _NEWEST_SCHEMA = 1
 class Drivers:
     """The oldest NVIDIA driver on Linux for each CUDA."""
 
-    compatible: Mapping[int, Version]
-    """CUDA major -> driver that runs any minor of it."""
-    toolkit: Mapping[Version, Version]
+    compatible: Mapping[int, str]
+    """CUDA major -> driver that runs any minor of it, as NVIDIA writes it (`525.60.13`)."""
+    toolkit: Mapping[Version, str]
     """CUDA release -> driver it came with."""
 
     def floor(self, cuda: Version) -> Version | None:
         """The oldest driver that runs programs built with this CUDA; None: not known."""
-        return self.compatible.get(cuda.major)
+        text = self.floor_text(cuda)
+        return Version(text) if text else None
+
+    def floor_text(self, cuda: Version) -> str:
+        """The same as NVIDIA writes it; empty: not known."""
+        return self.compatible.get(cuda.major, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +89,17 @@ class BuildFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Serves:
+    """Symbols of another import package that a distribution has a function for, behind a shim."""
+
+    package: str
+    symbols: tuple[str, ...]
+    shim: str
+    """Name of what has to bind the model to it."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PackageFacts:
     """One file of `matrices/wheels/`."""
 
@@ -99,6 +115,7 @@ class PackageFacts:
     """Releases on the package index that are not what their name says."""
     build: BuildFacts | None
     candidates: tuple[Candidate, ...]
+    serves: tuple[Serves, ...] = ()
     repository: str = ""
 
 
@@ -145,8 +162,8 @@ def load_matrix(folder: Path) -> Matrix:
     return Matrix(
         torch=tuple(_torch_builds(documents["torch"])),
         drivers=Drivers(
-            compatible={int(r["cuda"]): Version(r["compatible"]) for r in documents["drivers"]["major"]},
-            toolkit={Version(r["cuda"]): Version(r["driver"]) for r in documents["drivers"]["toolkit"]},
+            compatible={int(r["cuda"]): r["compatible"] for r in documents["drivers"]["major"]},
+            toolkit={Version(r["cuda"]): r["driver"] for r in documents["drivers"]["toolkit"]},
         ),
         hub=_hub(documents["hub"]),
         packages=packages,
@@ -353,6 +370,10 @@ def _package(document: Mapping[str, Any]) -> PackageFacts:
             source=build["source"],
         ),
         candidates=tuple(itertools.chain(_released(document), _indexed(document), _source_release(document))),
+        serves=tuple(
+            Serves(package=row["package"], symbols=tuple(row["symbols"]), shim=row["shim"], why=row["why"])
+            for row in document.get("serves", ())
+        ),
         repository=document.get("repository", ""),
     )
 
