@@ -333,6 +333,14 @@ def test_open_rule_says_what_would_decide_it() -> None:
     assert "compute capability" not in rule.text  # what is known need not be said
 
 
+def test_open_any_says_only_what_is_left_of_it() -> None:
+    inside = {**CASES["fla-hopper-dqkwg-raise2"].inside, "nvcc": UNKNOWN}
+    inside["pkgs"] = {"fla-core": "0.6.0", "tilelang": "0.1.12"}
+    _, (rule,) = apply_rules([RULES["fla-hopper-dqkwg-raise2"]], facts(**inside))
+    assert rule.facts == ("nvcc",)
+    assert rule.text.startswith("would fail if no nvcc is there: ")
+
+
 def test_some_open_rules_are_not_worth_a_line() -> None:
     rule = RULES["kernelguard-name-taken"]
     assert apply_rules([rule], facts(pkgs=UNKNOWN)) == ((), ())

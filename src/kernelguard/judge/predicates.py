@@ -44,7 +44,7 @@ class Verdict:
 
     truth: Truth
     said: str = ""
-    """Both sides, for a person: `triton 3.5.0 is in >=3.4.0,<3.7.1`."""
+    """Both sides, for a person: `triton 3.5.0 is in >=3.4.0,<3.7.1`. For an unknown `any`: what is left of it."""
     unknown: tuple[str, ...] = ()
     """Names of the facts that would decide it."""
 
@@ -404,14 +404,18 @@ class AnyOf:
             return Verdict(held, ", ".join(v.said for v in results[truths.index(held)]))
         if held is Truth.FALSE:
             return Verdict(held)
-        still = [verdicts for verdicts, t in zip(results, truths, strict=True) if t is Truth.UNKNOWN]
-        return Verdict(
-            held, unknown=tuple(dict.fromkeys(name for verdicts in still for v in verdicts for name in v.unknown))
-        )
+        still = [
+            [(predicate, verdict) for predicate, verdict in zip(group, verdicts, strict=True) if verdict.unknown]
+            for group, verdicts, group_truth in zip(self.groups, results, truths, strict=True)
+            if group_truth is Truth.UNKNOWN
+        ]
+        names = (name for pairs in still for _, verdict in pairs for name in verdict.unknown)
+        left = [" and ".join(open_words(*pair) for pair in pairs) for pairs in still]
+        return Verdict(held, _either(left), tuple(dict.fromkeys(names)))
 
     def words(self) -> str:
         """The condition in words."""
-        return "either " + ", or ".join(" and ".join(p.words() for p in group) for group in self.groups)
+        return _either([" and ".join(p.words() for p in group) for group in self.groups])
 
 
 def walk(predicates: Iterable[Predicate]) -> Iterable[Predicate]:
@@ -421,6 +425,15 @@ def walk(predicates: Iterable[Predicate]) -> Iterable[Predicate]:
         if isinstance(predicate, AnyOf):
             for group in predicate.groups:
                 yield from walk(group)
+
+
+def open_words(predicate: Predicate, verdict: Verdict) -> str:
+    """What is left open of a condition that is unknown, in words."""
+    return verdict.said if isinstance(predicate, AnyOf) else predicate.words()
+
+
+def _either(conditions: Sequence[str]) -> str:
+    return ("either " if len(conditions) > 1 else "") + ", or ".join(conditions)
 
 
 def _if_unknown(held: Truth, fact: str) -> tuple[str, ...]:

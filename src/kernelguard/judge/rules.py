@@ -13,7 +13,7 @@ from typing import Any
 from kernelguard.errors import InputError
 from kernelguard.judge.facts import Facts
 from kernelguard.judge.grammar import parse_when
-from kernelguard.judge.predicates import Predicate, Truth, Uses, all_of, walk
+from kernelguard.judge.predicates import Predicate, Truth, Uses, all_of, open_words, walk
 from kernelguard.judge.values import Finding, Status
 
 __all__ = [
@@ -170,7 +170,7 @@ def evaluate(rule: Rule, facts: Facts) -> Match:
         outcome=outcome,
         because=tuple(v.said for _, v in verdicts if v.truth is Truth.TRUE),
         unknown_facts=tuple(dict.fromkeys(name for _, v in still_open for name in v.unknown)),
-        open_conditions=tuple(p.words() for p, _ in still_open),
+        open_conditions=tuple(open_words(p, v) for p, v in still_open),
         symbols=tuple(
             dict.fromkeys(symbol for p in walk(rule.when) if isinstance(p, Uses) for symbol in p.used(facts))
         ),
