@@ -1,0 +1,69 @@
+"""What is asked of one probe worker: plain values that become its JSON request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One set of inputs for a kernel."""
+
+    name: str
+    lengths: tuple[int, ...]
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    packed: bool = False
+    """The samples lie in one row and the kernel is told of their boundaries."""
+    state: bool = False
+    """It continues from a given state, as decoding does."""
+    repeats: int = 3
+    force: bool = False
+    """Run every configuration that the autotuner could pick at these shapes."""
+    batch: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """As the worker reads it."""
+        return {
+            "name": self.name,
+            "lengths": list(self.lengths),
+            "shape": dict(self.shape),
+            "packed": self.packed,
+            "state": self.state,
+            "repeats": self.repeats,
+            "force": self.force,
+            "batch": self.batch,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRequest:
+    """One kernel and its cases."""
+
+    symbol: str
+    package: str
+    module: str
+    """Where the symbol is imported from."""
+    op: str
+    """Name of the probe in `workers/probes/`; empty: there is none."""
+    dtype: str = "bfloat16"
+    trains: bool = True
+    backward: bool = True
+    """Ask for gradients; False for kernels that only decode and update their state in place."""
+    cases: tuple[Case, ...] = ()
+    layers: int | None = None
+
+    def to_json(self, *, device: str, seed: int = 0, budget_s: float = 1e9) -> dict[str, Any]:
+        """As the worker reads it."""
+        return {
+            "module": self.module,
+            "symbol": self.symbol,
+            "op": self.op,
+            "dtype": self.dtype,
+            "backward": self.backward,
+            "device": device,
+            "seed": seed,
+            "budget_s": budget_s,
+            "cases": [case.to_json() for case in self.cases],
+        }

@@ -1,0 +1,55 @@
+"""causal-conv1d's function and fla's Triton convolution: the same sum, told of sample boundaries in two ways."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..references.convolution import causal_conv1d
+from . import Probe
+
+
+def _make(case: Any, draw: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    shape = case["shape"]
+    inputs = {
+        "x": draw.normal(draw.batch, draw.length, shape["channels"]),
+        "weight": draw.normal(shape["channels"], shape["width"]) * 0.5,
+    }
+    if shape.get("bias"):
+        inputs["bias"] = draw.normal(shape["channels"])
+    return inputs, {"cu_seqlens": draw.cu_seqlens, "seq_idx": draw.seq_idx, "activation": shape["activation"]}
+
+
+def _call_channels_first(function: Any, inputs: Any, fixed: Any) -> dict[str, Any]:
+    """As the models call causal-conv1d: [B, D, T], but with the channels contiguous, which `seq_idx` needs."""
+    output = function(
+        inputs["x"].transpose(1, 2),
+        inputs["weight"],
+        inputs.get("bias"),
+        activation=fixed["activation"],
+        seq_idx=fixed["seq_idx"],
+    )
+    return {"output": output.transpose(1, 2)}
+
+
+def _call_fla(function: Any, inputs: Any, fixed: Any) -> dict[str, Any]:
+    output = function(
+        inputs["x"],
+        inputs["weight"],
+        inputs.get("bias"),
+        activation=fixed["activation"],
+        cu_seqlens=fixed["cu_seqlens"],
+    )
+    return {"output": output[0] if isinstance(output, tuple) else output}
+
+
+def _reference(inputs: Any, fixed: Any, precision: Any) -> dict[str, Any]:
+    output = causal_conv1d(
+        **inputs, activation=fixed["activation"], cu_seqlens=fixed["cu_seqlens"], precision=precision
+    )
+    return {"output": output}
+
+
+PROBES = {
+    "causal_conv1d": Probe(_make, _call_channels_first, _reference),
+    "fla_convolution": Probe(_make, _call_fla, _reference),
+}

@@ -1,0 +1,81 @@
+"""Where a worker's findings go: one JSON object a line, written at once, so that a crash loses nothing before it."""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from typing import Any
+
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "std::bad_alloc",
+    "failed to allocate",
+)
+_NO_DRIVER = (
+    "found no nvidia driver",
+    "no cuda-capable device",
+    "no cuda gpus are available",
+    "driver version is insufficient",
+    "driver on your system is too old",
+    "torch not compiled with cuda",
+    "0 active drivers",
+)
+
+
+class Recorder:
+    """Appends records to the result file and says which stage comes next."""
+
+    def __init__(self, path: str) -> None:
+        self._path = os.path.abspath(path)  # noqa: PTH100  # as in every worker, without pathlib
+
+    def write(self, kind: str, **values: Any) -> None:
+        """One record."""
+        self._append({"kind": kind, **values})
+
+    def stage(self, name: str) -> None:
+        """What is about to happen; if the process dies, this is where."""
+        self._append({"stage": name})
+
+    def done(self) -> None:
+        """Nothing more will come."""
+        self._append({"done": True})
+
+    def error(self, where: str, error: BaseException, **values: Any) -> str:
+        """An exception, word for word, and which of the sorts that need different answers it is; returns the sort."""
+        frames = traceback.extract_tb(error.__traceback__)
+        sort = sort_of(error)
+        self.write(
+            "error",
+            where=where,
+            type=type(error).__name__,
+            text=str(error)[:4000],
+            sort=sort,
+            at=f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "",
+            **values,
+        )
+        return sort
+
+    def _append(self, record: dict[str, Any]) -> None:
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        try:
+            os.write(descriptor, (json.dumps(record, default=str) + "\n").encode("utf-8"))
+        finally:
+            os.close(descriptor)
+
+
+def sort_of(error: BaseException) -> str:
+    """`memory`, `driver`, `not-implemented`, `import` or `raised`."""
+    text = str(error).lower()
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "memory"
+    if any(words in text for words in _OUT_OF_MEMORY) and isinstance(error, RuntimeError):
+        return "memory"
+    if any(words in text for words in _NO_DRIVER):
+        return "driver"
+    if isinstance(error, NotImplementedError):
+        return "not-implemented"
+    return "import" if isinstance(error, ImportError) else "raised"
