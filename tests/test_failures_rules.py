@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kernelguard.declare.values import Intent
-from kernelguard.judge.predicates import Truth
+from kernelguard.judge.bounds import Truth
 from kernelguard.judge.rules import Facts, apply_rules, evaluate
 from kernelguard.judge.values import Status
 from kernelguard.observe.targets import target

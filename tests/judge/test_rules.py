@@ -14,7 +14,8 @@ from packaging.version import Version
 from rule_cases import CASES, GDN
 
 from kernelguard.errors import InputError
-from kernelguard.judge.predicates import AnyOf, Bounds, Installed, Predicate, Truth, VersionIn, all_of, any_of
+from kernelguard.judge.bounds import Bounds, Truth, all_of, any_of
+from kernelguard.judge.predicates import AnyOf, Installed, Predicate, VersionIn
 from kernelguard.judge.rules import Facts, Rule, apply_rules, evaluate, explain, load_rules, parse_rule
 from kernelguard.judge.values import Status
 from rule_facts import RULES, UNKNOWN, facts, match

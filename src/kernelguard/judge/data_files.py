@@ -14,7 +14,8 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
 from kernelguard import data
-from kernelguard.judge.predicates import Bounds, Installed, Predicate, VersionIn, walk
+from kernelguard.judge.bounds import Bounds
+from kernelguard.judge.predicates import Installed, Predicate, VersionIn, walk
 from kernelguard.judge.rules import Rule, parse_rule
 from kernelguard.judge.values import Status
 

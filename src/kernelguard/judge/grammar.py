@@ -9,6 +9,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from kernelguard.judge.bounds import Bounds
 from kernelguard.judge.predicates import (
     CHOICES,
     FLAGS,
@@ -16,7 +17,6 @@ from kernelguard.judge.predicates import (
     VIA,
     Absent,
     AnyOf,
-    Bounds,
     Differ,
     Flag,
     GpuIs,

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from kernelguard.errors import InputError
+from kernelguard.judge.bounds import Truth, all_of
 from kernelguard.judge.facts import Facts
 from kernelguard.judge.grammar import parse_when
-from kernelguard.judge.predicates import Predicate, Truth, Uses, all_of, open_words, walk
+from kernelguard.judge.predicates import Predicate, Uses, open_words, walk
 from kernelguard.judge.values import Finding, Status
 
 __all__ = [
