@@ -71,6 +71,8 @@ def chain(error: BaseException | None) -> list[BaseException]:
 
 def words(error: BaseException) -> str:
     """An exception, word for word, and the ones it was raised from."""
+    if isinstance(error, UnknownShapeError):
+        return str(error)
     return "; from ".join(f"{type(link).__name__}: {link}" for link in chain(error))
 
 
@@ -265,8 +267,8 @@ def read_value(value: Any, site: dict[str, Any]) -> dict[str, Any]:
 
 
 def offline_reason(site: dict[str, Any], fact: dict[str, Any]) -> str:
-    """Why a slow path that was seen here may be none in the run: only this check keeps the hub away."""
-    if fact["bound_to"] != "torch" or not site["hub_first"] or _USER_OFFLINE:
+    """Why what was seen here may be otherwise in the run: only this check keeps the hub away."""
+    if fact["bound_to"] not in ("torch", "unknown") or not site["hub_first"] or _USER_OFFLINE:
         return ""
     try:
         usable = importlib.import_module("transformers.utils.import_utils").is_kernels_available()
@@ -274,7 +276,7 @@ def offline_reason(site: dict[str, Any], fact: dict[str, Any]) -> str:
         return f"the kernels hub may be asked first here, and whether it is cannot be told: {words(error)}"
     if not usable:
         return ""
-    return "the kernels hub is asked first here; nothing usable is in its cache, and this check downloads nothing"
+    return "the kernels hub is asked first here, and this check downloads nothing"
 
 
 # --- configurations and models -----------------------------------------------------------------------------------
@@ -458,7 +460,7 @@ class Reader:
             fact = {**fact, **self.replaced_forward(site)}
         reason = offline_reason(site, fact)
         if reason:
-            fact = {**fact, "bound_to": "unknown", "detail": reason}
+            fact = {**fact, "bound_to": "unknown", "detail": "; ".join(filter(None, [reason, fact.get("detail")]))}
         write({"kind": "binding", "id": site["id"], **fact})
 
     def replaced_forward(self, site: dict[str, Any]) -> dict[str, Any]:
