@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -39,3 +40,15 @@ def tokenizer(model_folder: Path) -> object:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model_folder)
+
+
+@pytest.fixture(scope="session")
+def alone() -> Iterator[object]:
+    """The process group of a run of one."""
+    import torch.distributed as dist
+
+    from kernelguard_train import configfile, ranks
+
+    torch_config = configfile.load(None, ["model.path=x", "data.path=x", "train.device=cpu"])
+    yield ranks.start(torch_config)
+    dist.destroy_process_group()

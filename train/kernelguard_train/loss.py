@@ -6,7 +6,7 @@ trained token counts the same wherever it was computed.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -65,7 +65,7 @@ class LossHead(nn.Linear):
     implementation: str
     kernel: Any
 
-    def forward(self, hidden: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, hidden: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         """The summed loss of `hidden` `[n, size]` against `targets` `[n]`; without targets, the logits.
 
         With no target at all the loss is zero and so are its gradients, which still exist: ranks have to agree.
@@ -88,7 +88,7 @@ def linear_cross_entropy(
     The gradient of the weight is accumulated over the chunks in the weight's own type; each product is summed in
     float32 inside.
     """
-    loss: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, targets, chunk, kernel)
+    loss: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, targets, chunk, kernel)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -98,10 +98,10 @@ def adopt(head: nn.Module, *, chunk: int, implementation: str, compiled: bool) -
     Raises:
         ModelError: when the layer is more than a matrix.
     """
-    if type(head) is not nn.Linear or head.bias is not None:
+    if type(head) is not nn.Linear or bool(getattr(head, "bias", None) is not None):
         raise ModelError(f"the output layer is {head}; a linear layer without bias was expected")
     head.__class__ = LossHead
-    adopted: LossHead = head  # type: ignore[assignment]
+    adopted = cast("LossHead", head)
     adopted.chunk, adopted.implementation = chunk, implementation
     adopted.kernel = torch.compile(_chunk, dynamic=True) if compiled else _chunk
     return adopted

@@ -56,7 +56,7 @@ def _selective_contexts() -> Any:
             return CheckpointPolicy.MUST_SAVE if counts[phase] % 2 else CheckpointPolicy.PREFER_RECOMPUTE
         return CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
 
 
 def set_rung(layer: nn.Module, rung: Rung) -> None:
@@ -67,12 +67,11 @@ def set_rung(layer: nn.Module, rung: Rung) -> None:
     """
     if not hasattr(layer, "gradient_checkpointing"):
         raise ModelError(f"{type(layer).__name__} cannot be recomputed by transformers; set model.recompute=none")
-    extra = {"context_fn": _selective_contexts} if rung == "selective" else {}
+    extra: dict[str, Any] = {"context_fn": _selective_contexts} if rung == "selective" else {}
     target: Any = layer
     target.gradient_checkpointing = rung != "none"
-    # Without dropout there is no random number to be drawn again, and keeping the state costs a sync per layer.
     target._gradient_checkpointing_func = functools.partial(  # noqa: SLF001 - the attribute transformers looks up
-        checkpoint, use_reentrant=False, preserve_rng_state=False, **extra
+        checkpoint, use_reentrant=False, **extra
     )
 
 

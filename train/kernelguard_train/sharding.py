@@ -119,7 +119,7 @@ def shard_model(
 def _prefetch(parts: Parts, depth: int) -> None:
     """Gathers the next units while one computes, forward and backward."""
     order = [*parts.layers] if parts.tied else [parts.embedding, *parts.layers, parts.ending[0]]
-    units = [module for module in order if isinstance(module, FSDPModule)]
+    units: list[FSDPModule] = [module for module in order if isinstance(module, FSDPModule)]
     for place, module in enumerate(units):
         module.set_modules_to_forward_prefetch(units[place + 1 : place + 1 + depth])
         module.set_modules_to_backward_prefetch(units[max(0, place - depth) : place][::-1])

@@ -1,0 +1,344 @@
+"""The model: packed equals unpacked, weights are read by parts, nothing falls back silently."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+import transformers
+from torch.distributed.tensor import DTensor
+
+from kernelguard_train import bindings, isolation, model, recompute
+from kernelguard_train.batches import Batch, packed_batch, padded_batch
+from kernelguard_train.config import Config
+from kernelguard_train.errors import ModelError
+from kernelguard_train.ranks import Ranks
+from kernelguard_train.sharding import make_mesh
+
+RAGGED = (37, 1, 70, 5, 64)
+"""Longer and shorter than a convolution and a chunk, one token alone; together with padding left."""
+
+
+def built(config: Config, alone: Ranks) -> model.Built:
+    return model.build(config, make_mesh(alone.device, alone.world, 0), alone.device)
+
+
+def gradients(network: torch.nn.Module, batches: list[Batch]) -> tuple[float, dict[str, torch.Tensor]]:
+    network.zero_grad()
+    total = 0.0
+    for batch in batches:
+        loss = network(batch)
+        loss.backward()
+        total += float(loss.detach())
+    found = {name: parameter.grad for name, parameter in network.named_parameters()}
+    return total, {
+        name: (grad.full_tensor() if isinstance(grad, DTensor) else grad).clone()
+        for name, grad in found.items()
+        if grad is not None
+    }
+
+
+def worst(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> tuple[float, str]:
+    """The largest relative difference between gradients of the same name."""
+    assert a.keys() == b.keys()
+    return max((float((a[name] - b[name]).norm() / (b[name].norm() + 1e-9)), name) for name in a)
+
+
+@pytest.fixture(scope="module", params=list(tiny.ARCHITECTURES))
+def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, alone: Ranks) -> model.Built:
+    folder = tiny.write_config(tmp_path_factory.mktemp("tiny"), request.param)
+    made = built(tiny.configured(folder), alone)
+    tiny.remember(made.network)
+    return made
+
+
+def test_packed_equals_one_by_one_in_loss_and_every_gradient(network: model.Built) -> None:
+    several = tiny.samples(RAGGED)
+    together, packed = gradients(network.network, [packed_batch(several, 256, 0)])
+    apart, single = gradients(network.network, [packed_batch([sample], 128, 0) for sample in several])
+    assert together == pytest.approx(apart, rel=1e-6)
+    error, name = worst(packed, single)
+    assert error < 5e-5, name
+    recurrent = {name for name in packed if name.endswith(("A_log", "dt_bias", "conv1d.weight"))}
+    assert recurrent or network.text.model_type == "llama"
+    assert all(float(grad.abs().max()) > 0 for grad in packed.values())
+
+
+def test_padded_equals_one_by_one(network: model.Built) -> None:
+    several = tiny.samples((37, 9, 70))
+    together, padded = gradients(network.network, [padded_batch(several, 256, 0)])
+    apart, single = gradients(network.network, [packed_batch([sample], 128, 0) for sample in several])
+    assert together == pytest.approx(apart, rel=1e-6)
+    error, name = worst(padded, single)
+    assert error < 5e-5, name
+
+
+def test_accumulated_batches_equal_a_larger_one(network: model.Built) -> None:
+    several = tiny.samples((60, 61, 62, 63))
+    large = gradients(network.network, [packed_batch(several, 256, 0)])
+    small = gradients(network.network, [packed_batch(several[:1], 128, 0), packed_batch(several[1:], 256, 0)])
+    assert large[0] == pytest.approx(small[0], rel=1e-6)
+    assert worst(large[1], small[1])[0] < 5e-5
+
+
+def test_a_batch_without_labels_has_zero_loss_and_zero_gradients(network: model.Built) -> None:
+    loss, grads = gradients(network.network, [packed_batch([], 128, 0)])
+    assert loss == 0
+    assert grads, "gradients exist: every rank has to take part in reducing them"
+    assert all(float(grad.abs().max()) == 0 for grad in grads.values())
+
+
+def test_isolation_passes_on_a_sound_model(network: model.Built, alone: Ranks) -> None:
+    isolation.check(network.network, network.parts.embedding, tiny.VOCABULARY, alone.device)
+    assert all(parameter.grad is None for parameter in network.network.parameters())
+
+
+def drop(name: str) -> Callable[[Batch], dict[str, Any]]:
+    """Model inputs that lack one boundary signal."""
+    original = Batch.model_inputs
+
+    def inputs(self: Batch) -> dict[str, Any]:
+        return {key: value for key, value in original(self).items() if not key.startswith(name)}
+
+    return inputs
+
+
+@pytest.mark.parametrize(
+    ("architecture", "forgotten"),
+    [
+        ("qwen3_5", "cu_seq_lens_q"),
+        ("qwen3_5", "seq_idx"),
+        ("qwen3_5", "position_ids"),
+        ("qwen3_next", "cu_seq_lens_q"),
+        ("llama", "position_ids"),
+        ("bamba", "seq_idx"),
+    ],
+)
+def test_isolation_catches_each_forgotten_signal(
+    tmp_path: Path, alone: Ranks, monkeypatch: pytest.MonkeyPatch, architecture: str, forgotten: str
+) -> None:
+    made = built(tiny.configured(tiny.write_config(tmp_path, architecture)), alone)  # gates as initialised: they forget
+    monkeypatch.setattr(Batch, "model_inputs", drop(forgotten))
+    with pytest.raises(ModelError, match="packed samples are not kept apart"):
+        isolation.check(made.network, made.parts.embedding, tiny.VOCABULARY, alone.device)
+
+
+def test_isolation_catches_the_fallback_that_ignores_boundaries(
+    tmp_path: Path, alone: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = built(tiny.configured(tiny.write_config(tmp_path, "qwen3_5")), alone)
+    module = transformers.models.qwen3_5.modeling_qwen3_5
+    plain = module.torch_chunk_gated_delta_rule.__wrapped__
+    monkeypatch.setattr(
+        module,
+        "torch_chunk_gated_delta_rule",
+        lambda *a, **k: plain(*a, **{name: value for name, value in k.items() if name != "cu_seqlens"}),
+    )
+    with pytest.raises(ModelError, match="packed samples are not kept apart"):
+        isolation.check(made.network, made.parts.embedding, tiny.VOCABULARY, alone.device)
+
+
+def test_three_dimensional_positions_would_leak(tmp_path: Path, alone: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why `Batch.position_ids` has two dimensions."""
+    made = built(tiny.configured(tiny.write_config(tmp_path, "qwen3_5")), alone)
+    original = Batch.model_inputs
+
+    def inputs(self: Batch) -> dict[str, Any]:
+        found = original(self)
+        return {**found, "position_ids": found["position_ids"][None].expand(3, -1, -1)}
+
+    monkeypatch.setattr(Batch, "model_inputs", inputs)
+    with pytest.raises(ModelError, match="packed samples are not kept apart"):
+        isolation.check(made.network, made.parts.embedding, tiny.VOCABULARY, alone.device)
+
+
+def test_every_linear_attention_function_is_bound(network: model.Built) -> None:
+    expected = {
+        "qwen3_5": {"causal_conv1d_fn", "torch_chunk_gated_delta_rule"},
+        "qwen3_next": {"causal_conv1d_fn", "torch_chunk_gated_delta_rule"},
+        "llama": set(),
+        "bamba": {"causal_conv1d_fn", "mamba2_chunk_scan", "mamba2_split_conv1d_scan_combined"},
+    }
+    kind = network.text.model_type.removesuffix("_text")
+    assert {bound.name.rpartition(".")[2] for bound in network.bound} == expected[kind]
+
+
+def test_a_missing_fused_kernel_is_an_error_with_its_cause(tmp_path: Path, alone: Ranks) -> None:
+    config = tiny.configured(tiny.write_config(tmp_path, "qwen3_5"), "model.kernels=fused")
+    with pytest.raises(ModelError, match=r"the fused kernel fla.*No module named 'fla'.*model.kernels=reference"):
+        built(config, alone)
+
+
+@pytest.mark.parametrize("rung", ["full", "selective"])
+def test_recomputing_changes_no_gradient(tmp_path: Path, alone: Ranks, rung: recompute.Rung) -> None:
+    made = built(tiny.configured(tiny.write_config(tmp_path, "qwen3_5")), alone)
+    batch = packed_batch(tiny.samples(RAGGED), 256, 0)
+    kept: list[int] = []
+
+    def count(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    found = {}
+    stored = {}
+    for which in ("none", rung):
+        recompute.apply(made.parts.layers, which)  # type: ignore[arg-type]
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
+            loss = made.network(batch)
+        stored[which] = sum(kept)
+        loss.backward()
+        found[which] = gradients(made.network, [batch])
+    assert found["none"][0] == found[rung][0]
+    assert worst(found["none"][1], found[rung][1])[0] == 0
+    assert stored[rung] < 0.7 * stored["none"]
+
+
+def test_the_ladder_spends_the_budget_and_no_more() -> None:
+    cost = {("a", "full"): 1, ("a", "selective"): 4, ("a", "none"): 10, ("b", "full"): 1, ("b", "selective"): 3, ("b", "none"): 5}  # fmt: skip  # noqa: E501
+    kinds = ["a", "b"] * 4
+    for budget in range(60):
+        rungs = recompute.ladder(kinds, cost, budget)  # type: ignore[arg-type]
+        spent = sum(cost[kind, rung] - cost[kind, "full"] for kind, rung in zip(kinds, rungs, strict=True))
+        assert spent <= budget
+    assert recompute.ladder(kinds, cost, 0) == ["full"] * 8  # type: ignore[arg-type]
+    assert recompute.ladder(kinds, cost, 52) == ["none"] * 8  # type: ignore[arg-type]
+    assert recompute.ladder(kinds, cost, 20) == ["selective"] * 8  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo looks at gathered weights
+def test_compiled_submodules_compute_the_same(tmp_path: Path, alone: Ranks) -> None:
+    folder = tiny.write_config(tmp_path, "llama")
+    batch = packed_batch(tiny.samples(RAGGED), 256, 0)
+    plain = gradients(built(tiny.configured(folder), alone).network, [batch])
+    config = tiny.configured(folder, 'model.compile=["mlp"]', "model.compile_backend=aot_eager")
+    compiled = gradients(built(config, alone).network, [batch])
+    assert plain[0] == pytest.approx(compiled[0], rel=1e-6)
+    assert worst(plain[1], compiled[1])[0] < 1e-5
+    with pytest.raises(ModelError, match="no layer has a submodule mpl; they have self_attn, mlp"):
+        built(replace(config, model=replace(config.model, compile=("mpl",))), alone)
+
+
+# --- weights ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=list(tiny.ARCHITECTURES))
+def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A checkpoint that transformers wrote, in several files."""
+    config = transformers.AutoConfig.from_pretrained(tiny.write_config(tmp_path / "config", request.param))
+    torch.manual_seed(1)
+    lm = transformers.AutoModelForCausalLM.from_config(config)
+    lm.save_pretrained(tmp_path / "saved", max_shard_size="100KB")
+    return tmp_path / "saved"
+
+
+def test_weights_are_those_that_transformers_loads(saved: Path, alone: Ranks) -> None:
+    made = built(tiny.configured(saved, "model.init=pretrained"), alone)
+    expected = transformers.AutoModelForCausalLM.from_pretrained(saved, dtype=torch.float32).state_dict()
+    found = made.network.lm.state_dict()
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert torch.equal(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor, expected[name]), name
+    rotary = dict(made.network.lm.named_buffers())
+    reference = transformers.AutoModelForCausalLM.from_pretrained(saved)
+    for name, buffer in reference.named_buffers():
+        assert torch.equal(rotary[name], buffer), name
+
+
+def test_the_text_model_of_a_vision_language_checkpoint_is_loaded(tmp_path: Path, alone: Ranks) -> None:
+    text = {k: v for k, v in tiny.ARCHITECTURES["qwen3_5"].items() if k not in ("architectures", "model_type")}
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=vision)
+    whole = transformers.Qwen3_5ForConditionalGeneration(config)
+    whole.save_pretrained(tmp_path)
+    made = built(tiny.configured(tmp_path, "model.init=pretrained"), alone)
+    assert made.text.model_type == "qwen3_5_text"
+    expected = whole.model.language_model.state_dict()
+    for name, tensor in made.network.lm.model.state_dict().items():
+        assert torch.equal(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor, expected[name]), name
+    assert not any("visual" in name for name, _ in made.network.named_parameters())
+    with pytest.raises(ModelError, match="is a vision-language model"):
+        model.text_config(tiny.configured(tmp_path, "model.text_only=false"))
+
+
+def test_parameters_are_float32_and_computed_in_bfloat16(tmp_path: Path, alone: Ranks) -> None:
+    made = built(tiny.configured(tiny.write_config(tmp_path, "qwen3_5"), "model.compute_dtype=bfloat16"), alone)
+    seen: list[torch.dtype] = []
+    made.parts.layers[0].mlp.register_forward_hook(lambda _m, _i, output: seen.append(output.dtype))
+    made.network(packed_batch(tiny.samples((50,)), 128, 0)).backward()
+    assert {parameter.dtype for parameter in made.network.parameters()} == {torch.float32}
+    assert {p.grad.dtype for p in made.network.parameters() if p.grad is not None} == {torch.float32}
+    assert seen == [torch.bfloat16]
+
+
+def test_random_weights_depend_on_the_seed_alone(tmp_path: Path, alone: Ranks) -> None:
+    folder = tiny.write_config(tmp_path, "llama")
+
+    def drawn(seed: int) -> torch.Tensor:
+        torch.manual_seed(torch.seed())  # whatever was drawn before must not matter
+        made = built(tiny.configured(folder, f"train.seed={seed}"), alone)
+        return torch.cat([p.to_local().flatten() for p in made.network.parameters()])  # type: ignore[attr-defined]
+
+    assert torch.equal(drawn(1), drawn(1))
+    assert not torch.equal(drawn(1), drawn(2))
+
+
+def _damaged(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda t: t.pop("model.norm.weight"), r"lacks model\.norm\.weight"),
+        (lambda t: t.update({"model.norm.weight": torch.ones(3)}), r"is \[3\] in .*; the model needs \[64\]"),
+        (lambda t: t.update({"model.norm.weight": torch.ones(64, dtype=torch.int8)}), "is I8: train from an unquant"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path, alone: Ranks, change: Any, expected: str) -> None:
+    config = transformers.AutoConfig.from_pretrained(tiny.write_config(tmp_path / "config", "llama"))
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "saved")
+    folder = _damaged(tmp_path / "saved", change)
+    with pytest.raises(ModelError, match=expected):
+        built(tiny.configured(folder, "model.init=pretrained"), alone)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path, alone: Ranks) -> None:
+    folder = tiny.write_config(tmp_path, "llama")
+    with pytest.raises(ModelError, match=r"holds no safetensors file \(model.init=random"):
+        built(tiny.configured(folder, "model.init=pretrained"), alone)
+    (tmp_path / "model.safetensors").write_bytes(b"not one")
+    with pytest.raises(ModelError, match=r"model\.safetensors cannot be read"):
+        built(tiny.configured(folder, "model.init=pretrained"), alone)
+
+
+def test_a_slice_keeps_the_first_layers(tmp_path: Path) -> None:
+    folder = tiny.write_config(tmp_path, "qwen3_5")
+    text = model.text_config(tiny.configured(folder, "model.layers=2"))
+    assert text.num_hidden_layers == len(text.layer_types) == 2
+    with pytest.raises(ModelError, match=r"model\.layers = 9, but the model has 4"):
+        model.text_config(tiny.configured(folder, "model.layers=9"))
+    (folder / "config.json").write_text(json.dumps({"model_type": "t5"}))
+    with pytest.raises(ModelError, match="not a causal language model"):
+        model.text_config(tiny.configured(folder))
+
+
+# --- references ------------------------------------------------------------------------------------------------------
+
+
+def test_segments_follow_either_signal() -> None:
+    seq_idx = torch.tensor([[0, 0, 1, 2, 2, 2]], dtype=torch.int32)
+    cu_seqlens = torch.tensor([0, 2, 3, 6], dtype=torch.int32)
+    assert bindings._segments(None, seq_idx, 6) == bindings._segments(cu_seqlens, None, 6) == [(0, 2), (2, 3), (3, 6)]
+    assert bindings._segments(None, None, 6) == [(0, 6)]

@@ -1,0 +1,89 @@
+"""The command line. It prints and decides the exit code; everything else is elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kernelguard_train import configfile
+from kernelguard_train.config import Config
+from kernelguard_train.errors import TrainError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's grammar."""
+    made = argparse.ArgumentParser(
+        prog="kernelguard_train",
+        description="Supervised fine-tuning of causal transformers models with FSDP2. Run it alone or under torchrun.",
+        epilog="exit codes: 0 done; 1 cannot go on; 2 unusable configuration; 143 stopped by SIGTERM, after saving",
+    )
+    made.add_argument("config", nargs="?", type=Path, help="TOML file (see --print-config)")
+    made.add_argument("overrides", nargs="*", metavar="section.key=value", help="overrides of the file, values in TOML")
+    made.add_argument(
+        "--print-config", action="store_true", help="print the whole configuration, with every key explained"
+    )
+    made.add_argument("--audit-data", nargs="?", type=int, const=5, metavar="N", help="show N samples with their masks")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    options = parser().parse_args(arguments)
+    path, overrides = options.config, list(options.overrides)
+    if path is not None and "=" in path.name:  # no file, overrides only
+        path, overrides = None, [str(path), *overrides]
+    try:
+        if options.print_config and path is None and not overrides:
+            sys.stdout.write(configfile.dump(Config()))
+            return 0
+        config = configfile.load(path, overrides)
+        if options.print_config:
+            sys.stdout.write(configfile.dump(config))
+            return 0
+        if options.audit_data:
+            return _audit(config, options.audit_data)
+    except TrainError as error:
+        if os.environ.get("RANK", "0") == "0":
+            sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return _train(config)
+
+
+def _audit(config: Config, count: int) -> int:
+    from kernelguard_train.audit import audit  # noqa: PLC0415 - --help and --print-config answer without torch
+    from kernelguard_train.model import text_config  # noqa: PLC0415
+
+    colour = (sys.stdout.isatty() and "NO_COLOR" not in os.environ) or "FORCE_COLOR" in os.environ
+    for line in audit(config, text_config(config).vocab_size, count, colour=colour):
+        sys.stdout.write(line + "\n")
+    return 0
+
+
+def _train(config: Config) -> int:
+    import torch.distributed as dist  # noqa: PLC0415
+
+    from kernelguard_train import ranks  # noqa: PLC0415
+    from kernelguard_train.report import Report, setup_logging  # noqa: PLC0415
+    from kernelguard_train.train import train  # noqa: PLC0415
+
+    setup_logging(first=os.environ.get("RANK", "0") == "0")
+    try:
+        own = ranks.start(config)
+        with Report(config, first=own.first) as report, ranks.StopRequest() as stop:
+            train(config, own, report, stop)
+    except TrainError as error:
+        if ranks.should_print(error):
+            sys.stderr.write(f"error: {error}\n")
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            # Other ranks may wait in a collective that this one will never join: leave without a farewell.
+            sys.stderr.flush()
+            os._exit(error.exit_code)
+        code = error.exit_code
+    else:
+        code = 0
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return code
