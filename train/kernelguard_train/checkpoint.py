@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -169,7 +170,7 @@ class Checkpoints:
                 progress = self._load(path)
             except CheckpointError:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever it is, the ranks must agree and the next one is tried
+            except (Exception, CheckpointException) as error:  # noqa: BLE001 - the ranks must agree, whatever it is
                 problem = _first_line(error)
             if not self.ranks.total(bool(problem))[0]:
                 return progress

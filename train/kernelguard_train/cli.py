@@ -20,8 +20,9 @@ def parser() -> argparse.ArgumentParser:
         description="Supervised fine-tuning of causal transformers models with FSDP2. Run it alone or under torchrun.",
         epilog="exit codes: 0 done; 1 cannot go on; 2 unusable configuration; 143 stopped by SIGTERM, after saving",
     )
-    made.add_argument("config", nargs="?", type=Path, help="TOML file (see --print-config)")
-    made.add_argument("overrides", nargs="*", metavar="section.key=value", help="overrides of the file, values in TOML")
+    made.add_argument(
+        "settings", nargs="*", metavar="FILE|section.key=value", help="a TOML file (see --print-config), and overrides"
+    )
     made.add_argument(
         "--print-config", action="store_true", help="print the whole configuration, with every key explained"
     )
@@ -32,9 +33,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     options = parser().parse_args(arguments)
-    path, overrides = options.config, list(options.overrides)
-    if path is not None and "=" in path.name:  # no file, overrides only
-        path, overrides = None, [str(path), *overrides]
+    overrides = list(options.settings)
+    path = Path(overrides.pop(0)) if overrides and "=" not in overrides[0] else None
     try:
         if options.print_config and path is None and not overrides:
             sys.stdout.write(configfile.dump(Config()))
