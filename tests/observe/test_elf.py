@@ -74,13 +74,10 @@ def test_a_library_that_only_sounds_like_the_runtime(tmp_path: Path) -> None:
 
 def test_floors_of_glibc_and_libstdcxx(tmp_path: Path) -> None:
     versions = tmp_path / "versions"
-    versions.write_text(
-        "GLIBC_2.2 {};\nGLIBC_2.9 {};\nGLIBC_2.32 { global: new; };\nGLIBCXX_3.4.99 { global: cxx; };\n"
-    )
-    library = _compile(
-        tmp_path, "void new(void) {} void cxx(void) {}", f"-Wl,--version-script={versions}", name="libc2.so"
-    )
-    facts = read_elf(_compile(tmp_path, _wants("new", "cxx"), str(library)))
+    versions.write_text("GLIBC_2.9 { global: old; };\nGLIBC_2.32 { global: new; };\nGLIBCXX_3.4.99 { global: cxx; };\n")
+    source = "void old(void) {} void new(void) {} void cxx(void) {}"
+    library = _compile(tmp_path, source, f"-Wl,--version-script={versions}", name="libc2.so")
+    facts = read_elf(_compile(tmp_path, _wants("old", "new", "cxx"), str(library)))
     assert facts.glibc == Version("2.32")
     assert facts.libstdcxx == Version("3.4.99")
 
@@ -157,8 +154,18 @@ def test_damaged_gpu_sections_do_not_hang_or_raise(tmp_path: Path) -> None:
         assert read_elf(_with_gpu_code(folder, content or b"\0")).gpu_code == ()
 
 
+_HEADER = b"\x7fELF\x02\x01\x01"
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"not elf at all", b"\x7fELF", b"\x7fELF\x02\x01\x01" + b"\0" * 57, b"\x7fELF" + b"\xff" * 300]
+    "content",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"not elf at all", id="text"),
+        pytest.param(b"\x7fELF", id="magic-only"),
+        pytest.param(_HEADER + b"\0" * 57, id="zeros"),
+        pytest.param(_HEADER + b"\xff" * 300, id="ones"),
+    ],
 )
 def test_what_is_no_elf_file_cannot_be_determined(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.so"
