@@ -72,15 +72,41 @@ def follow(index: Index, kernels: Kernels, parts: list[Part], paths: tuple[FastP
     for part in parts:
         for file, names in part.reached.items():
             reached[file] = reached.get(file, frozenset()) | names
-    done = tuple(
-        replace(
-            path,
-            layers=(layers := _layers(machine, index, path, reached, built=built)),
-            boundaries=_boundaries(machine, kernels, path, layers, run=run),
-        )
-        for path in paths
-    )
+    done = tuple(_describe(machine, kernels, path, reached, built=built, run=run) for path in paths)
     return Followed(fast_paths=done, layer_kinds=_layer_kinds(machine, paths), reason=reason)
+
+
+def _describe(
+    machine: Machine,
+    kernels: Kernels,
+    path: FastPath,
+    reached: dict[str, frozenset[str]],
+    *,
+    built: bool,
+    run: bool,
+) -> FastPath:
+    """One fast path with its layers and boundaries."""
+    layers = _layers(machine, path, reached, built=built)
+    if path.binding.kind is BindingKind.AT_CALL:
+        return replace(path, layers=layers)
+    called = any(_is(kernel, path) for kernel, _ in machine.calls)
+    if run and not called and layers:
+        if path.gate is not None and path.gate.decides and path.binding.name in path.gate.members:
+            return replace(path, layers=layers, detail=f"Never called, but {path.gate.name} wants it to be there.")
+        return replace(path, layers=0, detail="With this configuration no layer calls it.")
+    known = kernels.symbol(path.package, path.symbol)
+    if known is None or layers == 0:
+        return replace(path, layers=layers)
+    if not run or machine.lost:
+        boundaries = tuple(Boundary(argument=argument, signals=(), known=False) for argument in known.boundaries)
+    else:
+        calls = [(kernel, arguments) for kernel, arguments in machine.calls if _is(kernel, path)]
+        boundaries = tuple(_boundary(argument, calls) for argument in known.boundaries)
+    return replace(path, layers=layers, boundaries=boundaries)
+
+
+def _is(kernel: Kernel, path: FastPath) -> bool:
+    return (kernel.module, kernel.name) == (path.file, path.binding.name)
 
 
 def _complete(machine: Machine, model: Instance) -> bool:
@@ -175,11 +201,9 @@ def _config_annotation(machine: Machine, cls: ClassValue) -> str | None:
     return None
 
 
-def _layers(
-    machine: Machine, index: Index, path: FastPath, reached: dict[str, frozenset[str]], *, built: bool
-) -> int | None:
+def _layers(machine: Machine, path: FastPath, reached: dict[str, frozenset[str]], *, built: bool) -> int | None:
     """How many modules use a kernel; None when that depends on something unknown."""
-    module = index.source.module(path.file)
+    module = machine.source.module(path.file)
     if not built or module is None or machine.lost:
         return None
     name = path.binding.loader or path.binding.name
@@ -215,26 +239,9 @@ def _layer_kinds(machine: Machine, paths: tuple[FastPath, ...]) -> tuple[LayerKi
     return tuple(LayerKind(name=name, count=count) for name, count in Counter(best).items())
 
 
-def _boundaries(
-    machine: Machine, kernels: Kernels, path: FastPath, layers: int | None, *, run: bool
-) -> tuple[Boundary, ...]:
-    """How each boundary argument of the kernel is fed, over every call that was seen."""
-    known = kernels.symbol(path.package, path.symbol)
-    if known is None or layers == 0 or path.binding.kind is BindingKind.AT_CALL:
-        return ()
-    calls = [
-        arguments
-        for kernel, arguments in machine.calls
-        if (kernel.module, kernel.name) == (path.file, path.binding.name)
-    ]
-    kernel = next((k for k, _ in machine.calls if (k.module, k.name) == (path.file, path.binding.name)), None)
-    if not run or machine.lost or kernel is None:
-        return tuple(Boundary(argument=argument, signals=(), known=False) for argument in known.boundaries)
-    return tuple(_boundary(argument, kernel, calls) for argument in known.boundaries)
-
-
-def _boundary(argument: str, kernel: Kernel, calls: list[Arguments]) -> Boundary:
-    fed = [_argument(argument, kernel, arguments) for arguments in calls]
+def _boundary(argument: str, calls: list[tuple[Kernel, Arguments]]) -> Boundary:
+    """How one boundary argument is fed, over every call that was seen."""
+    fed = [_argument(argument, kernel, arguments) for kernel, arguments in calls]
     if any(value is not None and not isinstance(value, Signal) for value in fed):
         return Boundary(argument=argument, signals=(), known=False)
     # One call without it is enough to mix samples.

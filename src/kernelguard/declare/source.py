@@ -254,8 +254,10 @@ class Source:
             if imported is None or imported.name is None:
                 return None
             leaf = imported.module.rpartition(".")[2]
-            if not leaf.startswith(("modeling_", "configuration_")) or ".models." not in f"{imported.module}.":
+            if not leaf.startswith(("modeling_", "configuration_")) or ".models." not in imported.module:
                 return None
+            if ".models.auto." in imported.module:
+                return None  # what AutoModel builds is decided by a configuration, not by its own code
             file = self.file_of(imported.module)
             target = self.module(file) if file else None
             if target is None:

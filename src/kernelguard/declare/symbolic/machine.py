@@ -356,6 +356,11 @@ class Machine(Expressions):
             value = merge(target.attributes[name], value)
         target.attributes[name] = value
 
+    def assign_global(self, module: ParsedModule, name: str, value: Value) -> None:
+        """`global name; name = value`; what a fast path is bound to stays."""
+        key = (module.file, name)
+        self._globals[key] = merge(self.global_value(module, name), value) if self.uncertain else value
+
     def _setter(self, cls: ClassValue, name: str) -> Function | None:
         found = self.find_in_class(cls, f"{name}.setter")
         if found is None or not isinstance(found[1], ast.FunctionDef):
@@ -501,6 +506,7 @@ class Machine(Expressions):
             isinstance(v, Table) and v.open for v in (*arguments.positional, *arguments.keywords.values())
         )
         if self.calling and not known and not passes_dict:
+            self._lose(function, arguments)
             return UNKNOWN
         return self.run(function, arguments)
 
@@ -647,6 +653,9 @@ class Machine(Expressions):
         for value in (*arguments.positional, *arguments.keywords.values()):
             if isinstance(value, Table) and value.open:
                 value.vague = True
+            elif isinstance(value, (Kernel, KernelObject)) and self.calling:
+                kernel = value if isinstance(value, Kernel) else value.kernel
+                self.calls.append((kernel, Arguments(rest=Table(vague=True))))
             elif isinstance(value, ClassValue) and value.key in self.relevant and not self.calling:
                 self.lost = self.lost or f"{value.node.name} is handed to {function}"
 

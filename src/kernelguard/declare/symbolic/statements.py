@@ -71,6 +71,10 @@ class Statements:
         """`target.name = value`."""
 
     @abstractmethod
+    def assign_global(self, module: ParsedModule, name: str, value: Value) -> None:
+        """`global name; name = value`."""
+
+    @abstractmethod
     def assign_item(self, target: Value, key: Value, value: Value) -> None:
         """`target[key] = value`."""
 
@@ -162,7 +166,9 @@ class Statements:
     def assign(self, target: ast.expr, value: Value, frame: Frame) -> None:
         """Binds a target, tuples taken apart."""
         if isinstance(target, ast.Name):
-            if target.id not in frame.global_names:
+            if target.id in frame.global_names:
+                self.assign_global(frame.module, target.id, value)
+            else:
                 frame.variables[target.id] = value
         elif isinstance(target, ast.Attribute):
             self.assign_attribute(self.evaluate(target.value, frame), target.attr, value)
