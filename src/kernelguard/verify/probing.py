@@ -273,7 +273,9 @@ def _of_case(case: str, records: Sequence[Record], died: Sequence[WorkerResult])
     proven = {item for r in rows if r["state"] == "right" for item in r["used"].items()}
     if any(r["kind"] == "case" and all(t["state"] == "right" for t in r["tensors"]) for r in records):
         proven |= set(picked.items())
-    alone = {(r["alone"], r["used"].get(r["alone"])): r for r in rows if r.get("alone") and r["state"] in {"wrong", "error"}}
+    alone = {
+        (r["alone"], r["used"].get(r["alone"])): r for r in rows if r.get("alone") and r["state"] in {"wrong", "error"}
+    }
     if died and not any(r["kind"] == "configurations" for r in records):
         yield Configuration(
             kernel="", key="", config="unknown", case=case, state="error", detail=f"the process {died[0].ending()}"
@@ -289,7 +291,9 @@ def _of_case(case: str, records: Sequence[Record], died: Sequence[WorkerResult])
                 state="not-measured",
                 picked=picked.get(kernel) == config,
             )
-            suspect = next((r for r in together if r["state"] in {"wrong", "error"} and r["used"].get(kernel) == config), None)
+            suspect = next(
+                (r for r in together if r["state"] in {"wrong", "error"} and r["used"].get(kernel) == config), None
+            )
             crash = next((d for d in died if (crashed_row(d) or 0) % len(configs) == index), None)
             if (kernel, config) in alone:
                 yield _guilty(one, alone[kernel, config])

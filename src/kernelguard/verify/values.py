@@ -184,6 +184,10 @@ class SignalCheck:
     """The one signal that was left out of the run's; empty: none was."""
     leak_gradient: float | None = None
     """The largest gradient of one sample's loss with respect to another sample's embeddings; 0 or it leaks."""
+    leaking_layers: tuple[str, ...] = ()
+    """Layers that leak by themselves, with the model's own inputs."""
+    tremor: float = 0.0
+    """How much logits differ between two runs with equal inputs."""
     leak_logit: float | None = None
     """How much other samples' logits change when one sample is replaced; 0 or it leaks."""
     loss_packed: float | None = None

@@ -52,7 +52,7 @@ class Recorder:
             "error",
             where=where,
             type=type(error).__name__,
-            text=str(error)[:4000],
+            text=_words(error)[:4000],
             sort=sort,
             at=f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "",
             **values,
@@ -65,6 +65,16 @@ class Recorder:
             os.write(descriptor, (json.dumps(record, default=str) + "\n").encode("utf-8"))
         finally:
             os.close(descriptor)
+
+
+def _words(error: BaseException) -> str:
+    """The message, and those of what caused it: transformers wraps the reason of a failed import."""
+    words = [str(error)]
+    cause = error.__cause__
+    while cause is not None and len(words) < 6:
+        words.append(f"caused by {type(cause).__name__}: {cause}")
+        cause = cause.__cause__
+    return "; ".join(words)
 
 
 def sort_of(error: BaseException) -> str:
