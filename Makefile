@@ -21,7 +21,7 @@ demo: $(VENV)/.observed ## check the 27B example, for this machine and for an H1
 	$(BIN)/python tools/demo.py
 
 test: $(VENV)/.installed lint ## everything that needs no Docker engine, GPU or browser
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not thorough'
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

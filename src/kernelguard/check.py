@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,9 @@ def run_check(request: Request, environ: Mapping[str, str]) -> Check:
     tree = _tree(request, environment, environ, deadline)
     declaration = declare(config, tree)
     bindings = _bindings(declaration, environment, level, deadline)
-    facts = Facts.of(environment=environment, declaration=declaration, intent=intent)
-    rule_findings, open_rules = apply_rules(load_rules(matrices() / "rules.toml"), facts)
+    facts = Facts.of(environment=environment, declaration=declaration, intent=intent, executed=bindings is not None)
+    rules = load_rules(matrices() / "rules.toml")
+    rule_findings, open_rules = apply_rules(rules, facts, today=datetime.now(UTC).date())
     evidence = Evidence(
         declaration=declaration,
         intent=intent,
