@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from packaging.version import Version
@@ -95,14 +96,21 @@ def answer(
     symbols: Mapping[str, str] = HYBRID,
     market: Market | None = None,
     options: Options | None = None,
-    rules: bool = True,
 ) -> Resolution:
     """Resolve for one target, or for several that one set has to serve."""
+    if market is None:
+        return _answer(targets, tuple(symbols.items()), options)
     return resolve(
         needs=needs(symbols),
         environment=fleet([target(spec) for spec in targets]),
         transformers=TRANSFORMERS,
         market=market,
-        rules=shipped_rules(symbols) if rules else lambda _e, _v: RuleAnswer(),
+        rules=shipped_rules(symbols),
         options=options,
     )
+
+
+@cache
+def _answer(targets: tuple[str, ...], symbols: tuple[tuple[str, str], ...], options: Options | None) -> Resolution:
+    # Pure, so each question is answered once for all tests.
+    return answer(*targets, symbols=dict(symbols), options=options, market=Market(known=matrix()))

@@ -116,7 +116,7 @@ def unfit_target(candidate: Candidate, request: Request, known: Matrix) -> Reaso
         )
     if candidate.glibc is not None and (reason := _unfit_glibc(candidate.glibc, candidate.label, environment)):
         return reason
-    if candidate.built_for is not None:
+    if candidate.built_for is not None and candidate.kind is not Kind.HUB:
         if request.on_cpu:
             return RejectionCode.CUDA, f"{candidate.label} is a CUDA extension, the target has no GPU"
         if (reason := _unfit_archs(_archs_of(candidate, known), candidate.label, request)) is not None:

@@ -11,6 +11,7 @@ from packaging.version import Version
 
 from kernelguard.observe.values import Distribution, Environment
 from kernelguard.resolve.fit import unfit_build, unmet_requirements
+from kernelguard.resolve.hub_options import kernels_package, pick_variant, unusable_hub
 from kernelguard.resolve.matrix import Matrix
 from kernelguard.resolve.request import Request, RuleCheck
 from kernelguard.resolve.values import (
@@ -96,8 +97,24 @@ def options(need: Need, scope: Scope) -> Iterator[Option]:
                 )
             )
             continue
+        if provider.kind is Kind.HUB:
+            yield from _of_hub(need, provider, scope)
+            continue
         for candidate in _nearest_torch_first(scope.fitting.get(provider.distribution, ()), scope):
             yield from _of_candidate(need, provider, candidate, scope)
+
+
+def _of_hub(need: Need, provider: Provider, scope: Scope) -> Iterator[Option]:
+    variants = scope.fitting.get(provider.distribution, ())
+    unusable = unusable_hub(provider, scope.request, scope.known.hub)
+    loader = kernels_package(scope.request, scope.known.hub)
+    for candidate, unfit in pick_variant(variants, scope.build, scope.request):
+        if (reason := unusable or unfit) is not None:
+            scope.reject(candidate, *reason)
+        elif loader is not None and allowed_by_rules((candidate, loader), scope)[0]:
+            declared = candidate.built_for is not None and candidate.built_for.archs is not None
+            notes = () if declared or scope.request.on_cpu else ("its metadata.json does not say for which GPUs it is",)
+            yield Option(need=need, provider=provider, candidates=(candidate, loader), notes=notes)
 
 
 def _nearest_torch_first(candidates: tuple[Candidate, ...], scope: Scope) -> Iterator[Candidate]:

@@ -10,6 +10,7 @@ from typing import Any
 from packaging.version import Version
 
 from kernelguard.observe.values import Environment
+from kernelguard.resolve.hub_options import window_problem
 from kernelguard.resolve.matrix import Matrix, matrix
 from kernelguard.resolve.request import Options, Request, RuleAnswer, RuleCheck, complete_target, no_rules
 from kernelguard.resolve.search import Found, Market, search
@@ -102,6 +103,8 @@ def _triton(build: TorchBuild | None, target: Environment) -> Version | None:
 
 def _notes(found: Found, request: Request, known: Matrix) -> Iterator[str]:
     build = found.build
+    if request.transformers is not None and (problem := window_problem(request.transformers, known.hub)):
+        yield f"no kernel from the hub can be used: {problem}"
     if build is None:
         return
     if request.on_cpu:

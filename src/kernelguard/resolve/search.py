@@ -219,7 +219,7 @@ def _merged(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
             yield candidate
 
 
-def _identity(candidate: Candidate) -> tuple[str, str, str, str]:
+def _identity(candidate: Candidate) -> tuple[str, ...]:
     return candidate.distribution, str(candidate.version), candidate.kind, candidate.index_url
 
 

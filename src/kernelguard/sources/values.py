@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -81,6 +82,8 @@ class Candidate:
     direct: bool = False
     """It has to be installed by URL: its file name and its metadata disagree, so pip refuses it by version."""
     needs_nvcc: bool = False
+    commit: str = ""
+    """Of a hub variant or a git source: 40 hex digits."""
     evidence: str = ""
     """Where this is known from, and when."""
 
@@ -132,3 +135,18 @@ class TorchBuild:
         if self.triton is None:
             return None
         return min(Version(spec.version) for spec in self.triton)
+
+
+class Source(Protocol):
+    """A place where candidates come from. One that cannot be asked raises; it never answers "nothing" instead."""
+
+    @property
+    def name(self) -> str:
+        """For a person."""
+
+    def find(self, distribution: str) -> tuple[Candidate, ...]:
+        """Everything that this place has of a distribution (its normalized name), unfiltered.
+
+        Raises:
+            UndeterminedError: the place does not answer, or not in a way that can be used.
+        """
