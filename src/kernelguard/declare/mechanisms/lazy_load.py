@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernelguard.declare.availability import read_availability
 from kernelguard.declare.gates import MARKER
@@ -28,6 +28,8 @@ class _Bound:
     path: str
     """Dotted path of the symbol inside the package."""
     line: int
+    switch: str | None = None
+    """The config attribute that has to be true for it, `use_mamba_kernels`."""
 
 
 def find(module: ParsedModule, context: Context) -> Iterable[FastPath]:
@@ -38,24 +40,33 @@ def find(module: ParsedModule, context: Context) -> Iterable[FastPath]:
         if name in context.reached and isinstance(node, ast.ClassDef):
             for function in (m for m in node.body if isinstance(m, ast.FunctionDef)):
                 globals_ = {n for s in walk(function) if isinstance(s, ast.Global) for n in s.names}
-                for bound in _bound(module, context, function.body):
+                for bound in _bound(module, context, function.body, {}):
                     if bound.name in globals_:
                         yield _path(module, context, bound, name, BindingKind.GLOBAL_AFTER_INIT)
                     else:
                         context.unknowns.append(
                             f"{module.file}:{bound.line} keeps {bound.path} in a place that is not followed here."
                         )
-    for bound in _bound(module, context, module.body):
+    for bound in _bound(module, context, module.body, {}):
         users = context.users(module, bound.name)
         if users:
             yield _path(module, context, bound, users[0], BindingKind.GLOBAL)
 
 
-def _bound(module: ParsedModule, context: Context, body: list[ast.stmt]) -> Iterator[_Bound]:
+def _bound(
+    module: ParsedModule, context: Context, body: list[ast.stmt], loaded: dict[str, str], switch: str | None = None
+) -> Iterator[_Bound]:
     """Names assigned from a loaded package; every call that was understood is consumed."""
-    loaded: dict[str, str] = {}
     for statement in body:
-        for target, value in simple_assignments(statement):
+        if isinstance(statement, ast.If):
+            path = dotted(statement.test) or ""
+            inner = path.removeprefix("self.").removeprefix("config.") if "config." in path else switch
+            yield from _bound(module, context, statement.body, loaded, inner)
+            yield from _bound(module, context, statement.orelse, loaded, switch)
+        for target, value in _assignments(statement):
+            if isinstance(value, ast.Attribute) and dotted(value.value) in loaded:
+                yield _Bound(target, loaded[dotted(value.value) or ""], value.attr, statement.lineno, switch)
+                continue
             if not isinstance(value, ast.Call):
                 continue
             function = real_name(module, called(value))
@@ -67,10 +78,19 @@ def _bound(module: ParsedModule, context: Context, body: list[ast.stmt]) -> Iter
             source = dotted(arguments[0]) if arguments else None
             if source not in loaded or function not in {"getattr", RESOLVER} or len(arguments) < 2:
                 continue
-            path = literal(arguments[1])
-            if isinstance(path, str):
+            chained = literal(arguments[1])
+            if isinstance(chained, str):
                 context.consumed.add((str(function), value.lineno))
-                yield _Bound(target, loaded[source], path, statement.lineno)
+                yield _Bound(target, loaded[source], chained, statement.lineno, switch)
+
+
+def _assignments(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+    """`name = value` pairs; of `a, b = (x, y) if loaded else (None, None)` the pairs of the first arm."""
+    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.IfExp):
+        first = ast.Assign(targets=statement.targets, value=statement.value.body)
+        yield from simple_assignments(ast.copy_location(first, statement))
+    else:
+        yield from simple_assignments(statement)
 
 
 def _path(module: ParsedModule, context: Context, bound: _Bound, owner: str, kind: BindingKind) -> FastPath:
@@ -86,7 +106,7 @@ def _path(module: ParsedModule, context: Context, bound: _Bound, owner: str, kin
                 f"Without the hub {package} is never imported: the code asks for {helper.name}, which is not there."
             )
     inside, _, symbol = bound.path.rpartition(".")
-    return fast_path(
+    path = fast_path(
         module,
         context,
         symbol=symbol,
@@ -100,6 +120,9 @@ def _path(module: ParsedModule, context: Context, bound: _Bound, owner: str, kin
         hub_first=_asks_hub_first(context),
         detail=detail,
     )
+    if bound.switch is not None and not path.disabled_by and context.setting(bound.switch) is False:
+        path = replace(path, disabled_by=f"{bound.switch}=False")
+    return path
 
 
 def _hub_repository(context: Context, kernel: str) -> str:
