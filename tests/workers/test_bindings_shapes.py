@@ -206,6 +206,7 @@ def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Interpreter:
 
 def _site(module: str, kind: str, name: str, **more: Any) -> dict[str, Any]:
     common = {"owner": None, "loader": None, "index": None, "package": "fla", "model_type": "inner", "hub_first": False}
+    common |= {"import_module": "fla", "symbol": name}
     return {**common, "module": f"transformers.models.{module}", "kind": kind, "name": name, **more}
 
 
@@ -269,6 +270,11 @@ _CASES: list[tuple[str, str, dict[str, Any], str, str]] = [
     ("globals", "load", {"loader": "load", "index": 2}, "unknown", "IndexError"),
     ("globals", "load", {"loader": "gone", "index": 0}, "unknown", "KeyError: 'gone'"),
     ("globals", "load", {"loader": "load_and_raise", "index": 0}, "unknown", "OSError: libcudart.so.12"),
+    ("globals", "chunk", {"kind": "at-call"}, "kernel", "fla.chunk"),
+    ("globals", "gone", {"kind": "at-call"}, "torch", "gone is None"),
+    ("globals", "x", {"kind": "at-call", "import_module": "nothing.here"}, "torch", "there is no nothing to import"),
+    ("globals", "x", {"kind": "at-call", "import_module": "fla.gone"}, "unknown", "No module named 'fla.gone'"),
+    ("globals", "x", {"kind": "of-tomorrow"}, "unknown", "'of-tomorrow' is not known"),
 ]
 
 
@@ -277,7 +283,8 @@ def shapes(interpreter: Interpreter) -> list[Record]:
     def kind(module: str, more: Mapping[str, Any]) -> str:
         return "closure" if module == "closures" else "function-result" if "loader" in more else "global"
 
-    result = _read(interpreter, *(_site(module, kind(module, more), name, **more) for module, name, more, *_ in _CASES))
+    sites = (_site(module, **{"kind": kind(module, more), "name": name, **more}) for module, name, more, *_ in _CASES)
+    result = _read(interpreter, *sites)
     assert result.finished, result.ending()
     return list(result.of_kind("binding"))
 

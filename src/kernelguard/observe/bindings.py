@@ -138,6 +138,8 @@ def _request(declaration: Declaration, *, build_s: float) -> dict[str, Any]:
                 "loader": fast_path.binding.loader,
                 "index": fast_path.binding.index,
                 "package": fast_path.package,
+                "import_module": fast_path.import_module,
+                "symbol": fast_path.symbol,
                 "model_type": fast_path.model_type,
                 "hub_first": fast_path.hub_first,
             }
@@ -148,7 +150,7 @@ def _request(declaration: Declaration, *, build_s: float) -> dict[str, Any]:
             for module, name in dict.fromkeys(
                 (fast_path.binding.module, fast_path.gate.name)
                 for fast_path in fast_paths
-                if fast_path.gate is not None
+                if fast_path.gate is not None and fast_path.gate.module_global
             )
         ],
         # Remote code is not run by a check; without it the model cannot be built.

@@ -4,7 +4,8 @@ Run by the observed interpreter as `python bindings.py request.json result.jsonl
 transformers only. What cannot be read for certain is reported as unknown, with the reason:
 
     request  {"modules": [...], "sites": [{"id": 0, "kind": "closure", "module": ..., "name": ..., "owner": ...,
-              "loader": ..., "index": ..., "package": "fla", "model_type": ..., "hub_first": false}],
+              "loader": ..., "index": ..., "package": "fla", "import_module": "fla.ops.kda", "symbol": ...,
+              "model_type": ..., "hub_first": false}],
               "gates": [{"module": ..., "name": ...}], "config": {...}, "build_s": 30}
     result   {"stage": ...} before each step; torch, module, binding, gate, layers, problem; {"done": true}
 
@@ -26,6 +27,7 @@ import contextlib
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import json
 import re
@@ -266,6 +268,14 @@ def read_value(value: Any, site: dict[str, Any]) -> dict[str, Any]:
     return describe(value, site["package"])
 
 
+def read_at_call(site: dict[str, Any]) -> dict[str, Any]:
+    """A kernel that the model's code imports each time it runs: the import is done here as it will be done there."""
+    top = site["import_module"].partition(".")[0]
+    if top not in sys.modules and importlib.util.find_spec(top) is None:
+        return {"bound_to": "torch", "detail": f"there is no {top} to import"}
+    return read_value(getattr(importlib.import_module(site["import_module"]), site["symbol"], None), site)
+
+
 def offline_reason(site: dict[str, Any], fact: dict[str, Any]) -> str:
     """Why what was seen here may be otherwise in the run: only this check keeps the hub away."""
     if fact["bound_to"] not in ("torch", "unknown") or not site["hub_first"] or _USER_OFFLINE:
@@ -438,6 +448,8 @@ class Reader:
         if kind == "global-after-init":
             self.construct_once(module, site)
             return read_value(module.__dict__[site["name"]], site)
+        if kind == "at-call":
+            return read_at_call(site)
         raise UnknownShapeError(f"a binding of kind {kind!r} is not known to this worker")
 
     def construct_once(self, module: types.ModuleType, site: dict[str, Any]) -> None:
