@@ -26,6 +26,8 @@ class Outcome(StrEnum):
     """The kernel's process died from a signal."""
     NO_BACKWARD = "no-backward"
     """The output is right, and a backward is not implemented: by design for kernels that only decode."""
+    LOADED = "loaded"
+    """It can be imported; nothing was executed, because nothing was asked to be."""
     HUNG = "hung"
     """It did not end within its time limit: hung, or only slow to compile."""
     OUT_OF_MEMORY = "out-of-memory"
@@ -181,7 +183,7 @@ class SignalCheck:
 
     signals: tuple[str, ...]
     left_out: str = ""
-    """The one signal that was left out of the run's; empty: none was."""
+    """The one signal that was left out of the run's; empty: none was; `nothing`: all that exist were sent."""
     leak_gradient: float | None = None
     """The largest gradient of one sample's loss with respect to another sample's embeddings; 0 or it leaks."""
     leaking_layers: tuple[str, ...] = ()

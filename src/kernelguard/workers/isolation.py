@@ -314,7 +314,7 @@ def _equivalence(model: Model, names: Any, apart: Any) -> dict[str, Any]:
     parameters = {}
     for name, gradient in single.items():
         size = float(gradient.norm()) or 1.0
-        error = float((packed[name] - gradient).norm()) / size if name in packed else float("inf")
+        error = float((packed[name] - gradient).norm()) / size if name in packed else 1e30
         parameters[name] = (error, float((shaken[name] - gradient).norm()) / size)
     return {"loss_packed": loss, "loss_unpacked": loss_apart, "parameters": parameters}
 

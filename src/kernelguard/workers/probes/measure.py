@@ -173,8 +173,8 @@ def distance(value: Any, truth: Any) -> tuple[float, float]:
     difference = value.double() - truth
     size = float(truth.norm())
     if size == 0.0:
-        # Nothing may be there at all; any number is an infinite relative error.
-        nothing = 0.0 if float(difference.norm()) == 0.0 else float("inf")
+        # Nothing may be there at all; whatever is there is a huge relative error.
+        nothing = float(difference.norm()) / 1e-30
         return nothing, nothing
     rows = difference.reshape(-1, difference.shape[-1]) if difference.dim() > 1 else difference.reshape(1, -1)
     average = size / rows.shape[0] ** 0.5
