@@ -13,8 +13,8 @@ from packaging.version import Version
 
 import crafted
 from kernelguard.errors import InputError, KernelguardError, UndeterminedError
-from kernelguard.observe.interpreter import find_interpreter, observe
-from kernelguard.observe.values import GpuState
+from kernelguard.observe.interpreter import ask_gpu, find_interpreter, observe
+from kernelguard.observe.values import Gpu, GpuState
 from observed import environment, make_venv, torch_base, transformers_base
 
 
@@ -271,3 +271,62 @@ def test_it_sees_what_a_training_script_sees(tmp_path: Path, monkeypatch: pytest
     # PYTHONPATH counts; the current folder does not.
     assert seen.transformers_version == Version("4.57.6")
     assert seen.torch is None
+
+
+# --- what torch says about the GPU -------------------------------------------------------------------------------
+
+_CUDA = """
+__version__ = "2.12.1+cu130"
+class version: cuda = "13.0"
+class _Device:
+    name, major, minor, total_memory = "NVIDIA H200", 9, 0, 2**37
+class cuda:
+    is_available = staticmethod(lambda: {available})
+    device_count = staticmethod(lambda: {count})
+    @staticmethod
+    def init(): {init}
+    @staticmethod
+    def get_device_properties(index): return _Device()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "available", "gpus", "error"),
+    [
+        pytest.param(_CUDA.format(available=True, count=2, init="pass"), True, 2, "", id="two"),
+        pytest.param(
+            _CUDA.format(available=False, count=0, init="raise RuntimeError('No CUDA GPUs are available')"),
+            False,
+            0,
+            "RuntimeError: No CUDA GPUs are available",
+            id="none",
+        ),
+        pytest.param(
+            # PYTORCH_NVML_BASED_CUDA_CHECK: available by NVML's word, while CUDA itself does not come up.
+            _CUDA.format(available=True, count=1, init="raise RuntimeError('CUDA unknown error')"),
+            False,
+            0,
+            "RuntimeError: CUDA unknown error",
+            id="nvml-alone",
+        ),
+        pytest.param("raise OSError('libcudnn.so.9: cannot open')", None, 0, "OSError: libcudnn.so.9", id="broken"),
+        pytest.param("import os; os.abort()", None, 0, "was killed by SIGABRT at stage 'import torch'", id="crash"),
+        pytest.param(
+            _CUDA.format(available="__import__('time').sleep(600)", count=1, init="pass"),
+            None,
+            0,
+            "did not end within its time limit at stage 'torch.cuda.is_available()'",
+            id="hang",
+        ),
+    ],
+)
+def test_torch_is_asked_in_a_process_of_its_own(
+    tmp_path: Path, text: str, available: bool | None, gpus: int, error: str
+) -> None:
+    env = make_venv(tmp_path / "venv")
+    (env.site / "torch.py").write_text(text)
+    report = ask_gpu(str(env.python), timeout=3.0)
+    assert report.available is available
+    assert report.gpus == (Gpu(name="NVIDIA H200", capability=(9, 0), memory_bytes=2**37),) * gpus
+    assert error in report.error
+    assert bool(report.error) is bool(error)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from packaging.version import Version
@@ -100,3 +103,64 @@ def test_a_machine_without_anything(tmp_path: Path) -> None:
 def test_old_proprietary_driver_lines_are_read(tmp_path: Path) -> None:
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.182.03  Fri Feb 24\n")
     assert look(proc=tmp_path, dev=tmp_path).driver is not None
+
+
+class _NvmlError(Exception):
+    pass
+
+
+# What NVML's calls answer on a machine with one H200; older bindings answer in bytes.
+_ANSWERS = {
+    "nvmlInit": None,
+    "nvmlSystemGetDriverVersion": "580.95.05",
+    "nvmlDeviceGetCount": 1,
+    "nvmlDeviceGetHandleByIndex": 0,
+    "nvmlDeviceGetName": b"NVIDIA H200",
+    "nvmlDeviceGetCudaComputeCapability": (9, 0),
+    "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=2**37),
+    "nvmlShutdown": None,
+}
+
+
+def _nvml(calls: list[str], fails: str = "") -> ModuleType:
+    """An NVML of which one call does not work."""
+
+    def call(name: str, *_arguments: object) -> object:
+        calls.append(name)
+        if name == fails:
+            raise _NvmlError("Driver/library version mismatch")
+        return _ANSWERS[name]
+
+    module = ModuleType("pynvml")
+    module.__dict__.update({name: partial(call, name) for name in _ANSWERS}, NVMLError=_NvmlError)
+    return module
+
+
+def _machine(folder: Path) -> dict[str, Path]:
+    (folder / "version").write_text(_VERSION)
+    (folder / "nvidia0").touch()
+    return {"proc": folder, "dev": folder}
+
+
+def test_nvml_tells_what_files_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setitem(sys.modules, "pynvml", _nvml(calls))
+    assert look(**_machine(tmp_path)) == Hardware(
+        devices=True,
+        driver=Version("580.95.05"),
+        gpus=(Gpu(name="NVIDIA H200", capability=(9, 0), memory_bytes=2**37),),
+    )
+    assert set(calls) == set(_ANSWERS)
+
+
+@pytest.mark.parametrize("fails", [name for name in _ANSWERS if name != "nvmlShutdown"])
+def test_when_nvml_fails_its_words_are_kept_and_files_speak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setitem(sys.modules, "pynvml", _nvml(calls, fails))
+    seen = look(**_machine(tmp_path))
+    assert seen.driver == Version("580.95.05")
+    assert seen.devices
+    assert seen.detail == "NVML: _NvmlError: Driver/library version mismatch"
+    assert ("nvmlShutdown" in calls) is (fails != "nvmlInit")
