@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
+import types
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +17,7 @@ import torch
 import transformers
 from torch.distributed.tensor import DTensor
 
-from kernelguard_train import bindings, isolation, model, recompute
+from kernelguard_train import bindings, isolation, metrics, model, recompute
 from kernelguard_train.batches import Batch, packed_batch, padded_batch
 from kernelguard_train.config import Config
 from kernelguard_train.errors import ModelError
@@ -342,3 +345,131 @@ def test_segments_follow_either_signal() -> None:
     cu_seqlens = torch.tensor([0, 2, 3, 6], dtype=torch.int32)
     assert bindings._segments(None, seq_idx, 6) == bindings._segments(cu_seqlens, None, 6) == [(0, 2), (2, 3), (3, 6)]
     assert bindings._segments(None, None, 6) == [(0, 6)]
+
+
+# --- fused kernels, with stand-ins that have the real ones' signatures and layouts ------------------------------------
+
+
+def _stand_ins(monkeypatch: pytest.MonkeyPatch, **modules: dict[str, Any]) -> None:
+    """Importable modules with these functions; a name of dots is written with double underscores."""
+    for name, content in modules.items():
+        path = name.replace("__", ".")
+        module = types.ModuleType(path)
+        module.__dict__.update(content)
+        for end in range(path.count(".")):
+            parent = path.rsplit(".", path.count(".") - end)[0]
+            monkeypatch.setitem(sys.modules, parent, sys.modules.get(parent, types.ModuleType(parent)))
+        monkeypatch.setitem(sys.modules, path, module)
+
+
+def _fla_delta_rule(reference: Callable[..., Any]) -> Callable[..., Any]:
+    def chunk_gated_delta_rule(  # noqa: PLR0917 - fla's own order
+        q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float | None = None, initial_state: Any = None,
+        output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
+        cu_seqlens: Any = None, cu_seqlens_cpu: Any = None,
+    ) -> Any:  # fmt: skip
+        assert scale is None
+        assert use_qk_l2norm_in_kernel
+        assert not output_final_state
+        assert cu_seqlens_cpu is not None, "the copy on the CPU arrives, so that fla need not wait for the GPU"
+        return reference(q, k, v, g=g, beta=beta, cu_seqlens=cu_seqlens, initial_state=initial_state,
+                         use_qk_l2norm_in_kernel=True)  # fmt: skip
+
+    return chunk_gated_delta_rule
+
+
+def _fla_convolution(reference: Callable[..., Any]) -> Callable[..., Any]:
+    def causal_conv1d(  # noqa: PLR0917 - fla's own order
+        x: Any, weight: Any, bias: Any = None, residual: Any = None, initial_state: Any = None,
+        output_final_state: bool = False, activation: Any = None, backend: str = "triton", cu_seqlens: Any = None,
+        cu_seqlens_cpu: Any = None,
+    ) -> Any:  # fmt: skip
+        assert residual is initial_state is None
+        assert not output_final_state
+        assert backend == "triton"
+        assert x.is_contiguous(), "time before channels, as fla wants it"
+        assert torch.equal(cu_seqlens, cu_seqlens_cpu)
+        lengths = cu_seqlens.diff()
+        seq_idx = torch.repeat_interleave(torch.arange(len(lengths)), lengths)[None]
+        y = reference(x.transpose(1, 2), weight, bias, activation=activation, seq_idx=seq_idx)
+        return y.transpose(1, 2), None
+
+    return causal_conv1d
+
+
+def _dao_convolution(reference: Callable[..., Any]) -> Callable[..., Any]:
+    def causal_conv1d_fn(  # noqa: PLR0917 - causal-conv1d's own order
+        x: Any, weight: Any, bias: Any = None, seq_idx: Any = None, initial_states: Any = None,
+        return_final_states: bool = False, final_states_out: Any = None, activation: Any = None,
+    ) -> Any:  # fmt: skip
+        assert x.stride(1) == 1, "channels last, or seq_idx is refused"
+        assert seq_idx.dtype == torch.int32
+        assert initial_states is final_states_out is None
+        assert not return_final_states
+        return reference(x, weight, bias, activation=activation, seq_idx=seq_idx)
+
+    return causal_conv1d_fn
+
+
+@pytest.mark.parametrize("convolution", ["fla", "causal_conv1d"])
+@pytest.mark.parametrize("architecture", ["qwen3_5", "qwen3_next"])
+def test_fused_kernels_get_what_they_want(
+    tmp_path: Path, alone: Ranks, monkeypatch: pytest.MonkeyPatch, architecture: str, convolution: str
+) -> None:
+    folder = tiny.write_config(tmp_path, architecture)
+    batch = packed_batch(tiny.samples(RAGGED), 256, 0)
+    expected = gradients(built(tiny.configured(folder), alone).network, [batch])
+    modeling = importlib.import_module(f"transformers.models.{architecture}.modeling_{architecture}")
+    rule = bindings.segmented_delta_rule(modeling.torch_chunk_gated_delta_rule.__wrapped__)
+    convolve = bindings.segmented_convolution(modeling.causal_conv1d_fn.__wrapped__)
+    _stand_ins(
+        monkeypatch,
+        fla__ops__gated_delta_rule={"chunk_gated_delta_rule": _fla_delta_rule(rule)},
+        fla__modules__causal_conv1d={"causal_conv1d": _fla_convolution(convolve)},
+        causal_conv1d={"causal_conv1d_fn": _dao_convolution(convolve)},
+    )
+    made = built(tiny.configured(folder, "model.kernels=fused", f"model.convolution={convolution}"), alone)
+    assert [bound.to.split(".")[0] for bound in made.bound] == [convolution, "fla"]
+    isolation.check(made.network, made.parts.embedding, tiny.VOCABULARY, alone.device)
+    found = gradients(made.network, [batch])
+    assert found[0] == pytest.approx(expected[0], rel=1e-6)
+    assert worst(found[1], expected[1])[0] < 1e-5
+
+
+def test_automatic_convolution_falls_to_fla_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    _stand_ins(monkeypatch, fla__modules__conv={"causal_conv1d": lambda x: x})
+    _, label = bindings._fused_convolution("auto")
+    assert label == "fla.modules.conv.causal_conv1d"
+    with pytest.raises(ModelError, match=r"the fused kernel causal_conv1d\.causal_conv1d_fn cannot be had"):
+        bindings._fused_convolution("causal_conv1d")
+
+
+def test_varlen_attention_trains_like_sdpa(tmp_path: Path, alone: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole model on the registered attention; torch's kernel itself needs a GPU and is stood in for."""
+    import test_attention
+    import torch.nn.attention.varlen as torch_varlen
+
+    monkeypatch.setattr(torch_varlen, "varlen_attn", test_attention.torch_2_12)
+    for architecture in ("qwen3_5", "llama"):
+        folder = tiny.write_config(tmp_path / architecture, architecture)
+        batch = packed_batch(tiny.samples(RAGGED), 256, 0)
+        expected = gradients(built(tiny.configured(folder), alone).network, [batch])
+        made = built(tiny.configured(folder, "model.attention=varlen"), alone)
+        isolation.check(made.network, made.parts.embedding, tiny.VOCABULARY, alone.device)
+        found = gradients(made.network, [batch])
+        assert found[0] == pytest.approx(expected[0], rel=1e-6)
+        assert worst(found[1], expected[1])[0] < 5e-5
+
+
+def test_the_published_27b_is_read_and_cut_from_its_config_alone() -> None:
+    path = Path(__file__).resolve().parents[2] / "examples" / "qwen3.8-27b" / "config.json"
+    text = model.text_config(tiny.configured(path, "model.layers=8"))
+    assert text.model_type == "qwen3_5_text"
+    assert text.layer_types == (["linear_attention"] * 3 + ["full_attention"]) * 2
+    with torch.device("meta"):
+        lm = transformers.AutoModelForCausalLM.from_config(text)
+    # Eight of the yardstick's layers and its output layer, the embedding left out.
+    parameters = metrics.matmul_parameters(lm, text)
+    assert parameters == sum(p.numel() for p in lm.parameters()) - 248_320 * 5_120
+    assert 4.3e9 < parameters < 4.6e9
+    assert metrics.attention_width(lm.model.layers, text) == 2 * 24 * 256

@@ -151,7 +151,7 @@ def _fused_convolution(which: str) -> tuple[Callable[..., Any], str]:
                 raise
         else:
             return _channels_last(kernel), "causal_conv1d.causal_conv1d_fn"
-    for module in ("fla.modules.conv", "fla.modules.convolution"):  # moved in 0.5
+    for module in ("fla.modules.causal_conv1d", "fla.modules.conv", "fla.modules.convolution"):  # 0.6, 0.5, older
         try:
             kernel = _imported(module, "causal_conv1d", "flash-linear-attention")
         except ModelError as error:

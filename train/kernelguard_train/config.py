@@ -135,7 +135,8 @@ class ParallelConfig:
 class CheckpointConfig:
     """When the run is saved."""
 
-    every: int = key(200, "Steps between checkpoints; 0: only at the end and on SIGTERM.")
+    every: int = key(200, "Steps between checkpoints; 0: only on SIGTERM and, if configured, at the end.")
+    at_end: bool = key(True, "Save the last step too.")
     keep: int = key(2, "Newest checkpoints that stay.")
     background: bool = key(True, "Write while training goes on (a copy of the state is taken first).")
     export: bool = key(True, "At the end, write output/model: bf16, loadable with from_pretrained.")

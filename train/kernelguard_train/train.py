@@ -111,7 +111,9 @@ def train(config: Config, ranks: Ranks, report: Report, stop: StopRequest) -> Pr
         values |= {"tokens": progress.tokens, "samples": amounts.samples, "skipped": progress.skipped}
         values |= {f"rows_{k}": getattr(step.counts, k) for k in ("bad", "truncated", "split", "dropped")}
         if ranks.first:
-            report.step(progress.step, progress.done, {**values, **memory(), **health.read()})
+            # NVML takes milliseconds to answer, so it is asked as often as a person looks.
+            extra = health.read() if progress.step % config.report.every == 0 else {}
+            report.step(progress.step, progress.done, {**values, **memory(), **extra})
 
         # Saving.
         if stopping:
@@ -121,7 +123,9 @@ def train(config: Config, ranks: Ranks, report: Report, stop: StopRequest) -> Pr
             checkpoints.save(progress)
             ended = time.perf_counter()
 
-    checkpoints.save(progress, wait=True)
+    if config.checkpoint.at_end:
+        checkpoints.save(progress, wait=True)
+    checkpoints.finish()
     report.summary(meter.summary())
     if config.checkpoint.export:
         log.info("exported to %s", export(network.lm, built.text, config, ranks))
