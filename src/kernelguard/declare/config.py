@@ -26,15 +26,15 @@ def read_config(model: str) -> ModelConfig:
         InputError: There is no such file, or it is not a model configuration.
         UndeterminedError: It is a hub id, and the hub cannot be asked from here.
     """
-    path = Path(model).expanduser()
     try:
+        path = Path(model).expanduser()
         is_local = path.exists() or path.is_symlink()
     except OSError as error:  # a name that is too long, a parent that may not be searched
         raise InputError(
             f"{_shown(model)} cannot be looked at: {error.strerror or error}.",
             hint="check the path and its permissions",
         ) from error
-    except ValueError as error:  # an embedded null byte
+    except (ValueError, RuntimeError) as error:  # an embedded null byte, the home of a user who does not exist
         raise InputError(
             f"{_shown(model)} is not a path: {error}.", hint="give a config.json, its folder or a hub id"
         ) from error

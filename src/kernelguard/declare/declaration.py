@@ -21,12 +21,13 @@ def declare(config: ModelConfig, tree: TransformersTree) -> Declaration:
 
     Raises:
         InputError: This transformers does not know the configuration's model_type.
+        UndeterminedError: It does not, but the configuration brings code of its own.
     """
     source = Source(tree)
     index = Index(source)
     kernels = Kernels()
     unknowns: list[str] = []
-    parts = resolve_parts(config, index, unknowns)
+    parts = resolve_parts(config, index)
     found: dict[tuple[str, int, str, str], FastPath] = {}
     reached: dict[str, frozenset[str]] = {}
     consumed: dict[str, set[tuple[str, int]]] = {}
@@ -58,13 +59,18 @@ def declare(config: ModelConfig, tree: TransformersTree) -> Declaration:
     paths = tuple(sorted(found.values(), key=lambda p: (p.file, p.line, p.symbol)))
     kinds: tuple[LayerKind, ...] = ()
     if paths:
+        unknowns += [
+            f"No model class could be told for {part.entry.model_type}, so all of {part.whole_files[0].file} counts."
+            for part in parts
+            if part.whole_files
+        ]
         followed = follow(index, kernels, parts, paths)
         paths, kinds = followed.fast_paths, followed.layer_kinds
         if followed.reason is not None:
             unknowns.append(f"How the model uses its kernels could not be followed: {followed.reason}.")
-    unknowns += [f"The code of {name} is not part of transformers and was not read." for name in config.remote_code]
     unknowns += source.problems
-    completed = replace(config, parts=tuple(part.sub for part in parts))
+    # Where transformers has the class itself, `auto_map` is only followed with trust_remote_code=True.
+    completed = replace(config, parts=tuple(part.sub for part in parts), remote_code=())
     return Declaration(
         config=completed,
         transformers=tree,

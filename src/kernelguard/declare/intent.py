@@ -94,7 +94,7 @@ def _checked(document: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def _checked_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Flags are typed already; only names can be wrong. (The schema validator costs 60 ms, too much for a flag.)"""
+    """Flags are typed already; only names can be wrong. The schema validator costs 60 ms, too much for a flag."""
     schema = json.loads(data.schema("intent").read_text(encoding="utf-8"))
     known = schema["properties"]["signals"]["items"]["enum"]
     wrong = [name for name in flags.get("signals") or () if name not in known]

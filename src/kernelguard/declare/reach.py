@@ -10,7 +10,7 @@ from kernelguard.declare.index import Index, TypeEntry
 from kernelguard.declare.known_types import first_version
 from kernelguard.declare.source import ParsedModule, Source, dotted
 from kernelguard.declare.values import ModelConfig, SubModel
-from kernelguard.errors import InputError
+from kernelguard.errors import InputError, KernelguardError, UndeterminedError
 
 Root = tuple[ParsedModule, str]
 
@@ -29,11 +29,12 @@ class Part:
     """By file: the names of definitions and assignments that the roots can reach."""
 
 
-def resolve_parts(config: ModelConfig, index: Index, unknowns: list[str]) -> list[Part]:
+def resolve_parts(config: ModelConfig, index: Index) -> list[Part]:
     """The parts of a configuration as this transformers will see them, defaults of missing nested ones included.
 
     Raises:
         InputError: This transformers does not know the top model_type.
+        UndeterminedError: It does not, but the configuration brings code of its own.
     """
     entry = index.entry(config.model_type)
     if entry is None:
@@ -50,7 +51,7 @@ def resolve_parts(config: ModelConfig, index: Index, unknowns: list[str]) -> lis
     for path in sorted(found, key=lambda p: (p.count(".") + bool(p), p)):
         sub, known = found[path]
         part = Part(sub=sub, entry=known)
-        _find_roots(part, index, config.architectures if not path else (), unknowns)
+        _find_roots(part, index, config.architectures if not path else ())
         part.reached = reach(index.source, part.roots, part.whole_files)
         parts.append(part)
     return parts
@@ -80,23 +81,25 @@ def _nested(
             _nested(config, index, inner, found, depth + 1)
 
 
-def unknown_type(config: ModelConfig, index: Index) -> InputError:
+def unknown_type(config: ModelConfig, index: Index) -> KernelguardError:
     """What to say about a model_type that this transformers does not know."""
     version = index.source.tree.version
+    known_since = first_version(config.model_type)
+    what = f"transformers {version} does not know the model_type {config.model_type[:80]!r} of {config.source}"
+    if known_since is not None and known_since > version:
+        return InputError(f"{what}; {known_since} does.", hint=f"pip install 'transformers>={known_since}'")
     if config.remote_code:
-        hint = f"it comes with its own code ({config.remote_code[0]}), which kernelguard cannot vouch for"
-    else:
-        known_since = first_version(config.model_type)
-        near = index.nearest(config.model_type)
-        hint = f"the closest that it knows is {near}" if near else "check the spelling of model_type"
-        if known_since is not None:
-            hint = f"transformers {known_since} has it: pip install 'transformers>={known_since}'"
+        return UndeterminedError(
+            f"{what}: it comes with code of its own ({config.remote_code[0]}), which was not read.",
+            hint="read that code yourself, or wait for a transformers release that has the model",
+        )
+    near = index.nearest(config.model_type)
     return InputError(
-        f"transformers {version} does not know the model_type {config.model_type[:80]!r} of {config.source}.", hint=hint
+        f"{what}.", hint=f"the closest that it knows is {near}" if near else "check the spelling of model_type"
     )
 
 
-def _find_roots(part: Part, index: Index, architectures: tuple[str, ...], unknowns: list[str]) -> None:
+def _find_roots(part: Part, index: Index, architectures: tuple[str, ...]) -> None:
     """The classes to start from: those named in the file, else those that the auto mappings name."""
     entry = part.entry
     registered = index.entry(entry.model_type)
@@ -110,9 +113,6 @@ def _find_roots(part: Part, index: Index, architectures: tuple[str, ...], unknow
         files = [module for file in index.modeling_files(entry) if (module := index.source.module(file)) is not None]
         if files and not part.sub.path:
             part.whole_files = tuple(files)
-            unknowns.append(
-                f"No model class could be told for {entry.model_type}; all of {files[0].file} counts as reachable."
-            )
 
 
 def _classes_for_config(index: Index, entry: TypeEntry) -> Iterator[Root]:

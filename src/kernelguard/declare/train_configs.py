@@ -146,9 +146,9 @@ def _axolotl(document: Document, versions: Mapping[str, Version]) -> dict[str, A
         said["dtype"] = "float16"
     elif document.get("bf16") is False:
         said["dtype"] = "float32"
-    # Which boundaries reach a layer is decided by axolotl's own patches of the model classes (axolotl/monkeypatch/models
-    # of 0.19.0: qwen3_5, qwen3_next, falcon_h1, granitemoehybrid, nemotron_h, ...), not by its collator alone, which
-    # sends position_ids. So the signals stay unsaid.
+    # Which boundaries reach a layer is decided by axolotl's own patches of the model classes (0.19.0 has them for
+    # qwen3_5, qwen3_next, falcon_h1, granitemoehybrid, nemotron_h, ... in monkeypatch/models), not by its collator
+    # alone, which sends position_ids. So the signals stay unsaid.
     said["packed"] = _on(document, "sample_packing") or _on(document, "batch_flattening")
     if isinstance(document.get("attn_implementation"), str):
         said["attn_implementation"] = document["attn_implementation"]

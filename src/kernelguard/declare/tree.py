@@ -174,7 +174,7 @@ def _version_of(root: Path) -> Version:
     found = _VERSION.search(head)
     texts = [found.group(1)] if found else []
     texts += [
-        p.name.split("-")[1].removesuffix(".dist-info") for p in sorted(root.parent.glob("transformers-*.dist-info"))
+        p.name.removesuffix(".dist-info").split("-")[1] for p in sorted(root.parent.glob("transformers-*.dist-info"))
     ]
     for text in texts:
         try:

@@ -61,7 +61,7 @@ def find(module: ParsedModule, context: Context) -> Iterable[FastPath]:
 def _disabled(context: Context, switch: str | None) -> str:
     if switch is None:
         return "the model's code, which never asks for it"
-    return "" if context.setting(switch) is True else f"{switch}=False"
+    return "mamba-ssm, which comes first" if context.setting(switch) is True else f"{switch}=False"
 
 
 def _imports(module: ParsedModule, context: Context) -> Iterable[ast.ImportFrom]:
