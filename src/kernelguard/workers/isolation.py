@@ -33,14 +33,14 @@ _LAYER = re.compile(r"^(?:[a-z_]+\.)*?(?:layers|h|blocks)\.\d+$")
 _KINDS = ("layer_types", "layers_block_type", "hybrid_override_pattern")
 
 
-def _records() -> Any:
-    """The sibling that writes records, by path."""
+def recorder(path: str) -> Any:
+    """What writes records to this file: a sibling, loaded by path."""
     spec = importlib.util.spec_from_file_location("kernelguard_records", os.path.join(_HERE, "probes", "records.py"))
     if spec is None or spec.loader is None:
         raise ImportError(f"{_HERE} has no probes/records.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    return module.Recorder(path)
 
 
 class Model:
@@ -320,7 +320,7 @@ def _equivalence(model: Model, names: Any, apart: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    _out = _records().Recorder(sys.argv[2])
+    _out = recorder(sys.argv[2])
     with open(sys.argv[1], encoding="utf-8") as _handle:  # noqa: PTH123  # as in every worker, without pathlib
         _request = json.load(_handle)
     main(_request, _out)
