@@ -101,6 +101,8 @@ def _environment(environment: Environment) -> dict[str, Any]:
 
 
 def _plain(value: object) -> str:
+    if value is None:
+        return "default"
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return str(value)
