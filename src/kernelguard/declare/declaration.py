@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from kernelguard.declare.follow import follow
+from kernelguard.declare.follow import builds_without_kernels, follow
 from kernelguard.declare.index import Index
 from kernelguard.declare.knowledge import Kernels
 from kernelguard.declare.mechanisms import Context, mechanisms
 from kernelguard.declare.reach import resolve_parts
-from kernelguard.declare.source import ParsedModule, Source
+from kernelguard.declare.source import ParsedModule, Source, called
 from kernelguard.declare.values import Declaration, FastPath, LayerKind, ModelConfig, TransformersTree
+
+# Known, and no fast path of this list: hub layers that a run asks for, expert implementations, and the old alias.
+_OTHER_DECORATORS = frozenset(
+    {"use_kernel_forward_from_hub", "use_kernel_func_from_hub", "use_kernelized_func", "use_experts_implementation"}
+)
 
 
 def declare(config: ModelConfig, tree: TransformersTree) -> Declaration:
@@ -56,7 +61,13 @@ def declare(config: ModelConfig, tree: TransformersTree) -> Declaration:
         module = source.module(file)
         if module is not None:
             unknowns += unconsumed(module, names, consumed[file], kernels.packages)
+            unknowns += unknown_decorators(module, names)
     paths = tuple(sorted(found.values(), key=lambda p: (p.file, p.line, p.symbol)))
+    if not paths and _has_markers(source, reached):
+        # The code next door has kernels. Is it certain that this model's classes do not use them?
+        reason = builds_without_kernels(index, parts)
+        if reason is not None:
+            unknowns.append(f"Whether this model uses the kernels of its file could not be told: {reason}.")
     kinds: tuple[LayerKind, ...] = ()
     if paths:
         unknowns += [
@@ -78,6 +89,24 @@ def declare(config: ModelConfig, tree: TransformersTree) -> Declaration:
         layer_kinds=kinds,
         unknowns=tuple(dict.fromkeys(unknowns)),
     )
+
+
+def _has_markers(source: Source, files: Iterable[str]) -> bool:
+    markers = [marker for mechanism in mechanisms() for marker in mechanism.MARKERS]
+    texts = [source.text(file) or "" for file in files]
+    return any(marker in text for marker in markers for text in texts)
+
+
+def unknown_decorators(module: ParsedModule, reached: AbstractSet[str]) -> Iterator[str]:
+    """Decorators of transformers' own kernel integrations that no mechanism of this kernelguard knows."""
+    known = {name for mechanism in mechanisms() for name in mechanism.MARKERS} | _OTHER_DECORATORS
+    for name, node in module.definitions.items():
+        for decorator in node.decorator_list if name in reached else ():
+            imported = module.imports.get(called(decorator) or "")
+            if imported is None or not imported.module.startswith("transformers.integrations"):
+                continue
+            if imported.name not in known:
+                yield f"{module.file}:{decorator.lineno}: the decorator {imported.name} is not known here."
 
 
 def unconsumed(

@@ -76,6 +76,17 @@ def follow(index: Index, kernels: Kernels, parts: list[Part], paths: tuple[FastP
     return Followed(fast_paths=done, layer_kinds=_layer_kinds(machine, paths), reason=reason)
 
 
+def builds_without_kernels(index: Index, parts: list[Part]) -> str | None:
+    """None when the model can be built by following known code alone, else what stands in the way."""
+    universe = frozenset((file, name) for part in parts for file, names in part.reached.items() for name in names)
+    machine = Machine(index, {}, universe, universe)
+    try:
+        model = _build(machine, index, parts[0])
+    except (GiveUpError, RecursionError) as error:
+        return str(error) or "it is nested too deeply"
+    return machine.lost or (None if model is not None else "no class to start from")
+
+
 def _describe(
     machine: Machine,
     kernels: Kernels,

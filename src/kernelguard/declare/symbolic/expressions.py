@@ -352,8 +352,10 @@ def _is(left: Value, right: Value) -> bool | None:
     if left is UNKNOWN or right is UNKNOWN or isinstance(left, External):
         return None
     if right is None or isinstance(right, bool):
-        # A keyword argument that the user sends is not None; whether one is sent at all is another question.
-        return False if isinstance(left, Signal) else left is right
+        if isinstance(left, Signal):
+            # The boundary signals are followed as if they were sent; any other argument may be left out.
+            return False if left.name in SIGNAL_NAMES else None
+        return left is right
     return True if left is right else None
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 
 from kernelguard.declare.symbolic.expressions import as_set, hashable
 from kernelguard.declare.symbolic.values import (
-    SIGNAL_NAMES,
     UNKNOWN,
     ClassValue,
     External,
@@ -247,7 +246,7 @@ def take(this: Table, key: Value, default: Value, *, keep: bool, store: bool = F
     if this.open and key not in this.removed:
         if not keep:
             this.removed.add(str(key))
-        return Signal(str(key)) if key in SIGNAL_NAMES else UNKNOWN
+        return Signal(str(key))
     if store:
         this[key] = default
     return default
