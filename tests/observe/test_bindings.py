@@ -28,7 +28,7 @@ from kernelguard.declare.values import (
 )
 from kernelguard.observe.bindings import observe_bindings
 from kernelguard.observe.values import Binding, Bindings, BoundTo, ImportOutcome
-from observed import environment
+from observed import Interpreter, environment, make_venv
 
 pytestmark = pytest.mark.observed
 
@@ -108,7 +108,12 @@ def observed(
     timeout: float = 240.0,
 ) -> Bindings:
     """Everything the workers see in a fresh interpreter."""
-    env = environment(folder / "venv", version, files)
+    return seen_by(environment(folder / "venv", version, files), *fast_paths, raw=raw, timeout=timeout)
+
+
+def seen_by(
+    env: Interpreter, *fast_paths: FastPath, raw: Mapping[str, Any] = configs.QWEN3_5, timeout: float = 240.0
+) -> Bindings:
     declaration = Declaration(
         config=ModelConfig(
             source="test",
@@ -117,7 +122,7 @@ def observed(
             parts=(),
             raw=raw,
         ),
-        transformers=TransformersTree(root=folder, version=Version(version), origin="test"),
+        transformers=TransformersTree(root=env.site, version=Version("5.24.0"), origin="test"),
         fast_paths=fast_paths,
     )
     return observe_bindings(str(env.python), declaration, timeout=timeout)
@@ -304,3 +309,69 @@ def test_5_5_with_a_broken_extension_is_loud(tmp_path: Path) -> None:
         (ImportOutcome.RAISED, "ImportError", "bad symbol")
     ]
     assert "bad symbol" in binding_of(seen, "causal_conv1d_fn").detail
+
+
+# --- when workers die; these need no real torch ------------------------------------------------------------------
+
+_CUDA_LESS = {"torch/__init__.py": "class cuda:\n    is_available = staticmethod(lambda: False)\n"}
+_CONV2 = fast_path(_QWEN, "conv", "second_package")
+
+
+def _light(folder: Path, files: Mapping[str, str]) -> Interpreter:
+    env = make_venv(folder / "venv")
+    for name, text in {**_CUDA_LESS, "second_package.py": "conv = 1\n", **files}.items():
+        (env.site / name).parent.mkdir(parents=True, exist_ok=True)
+        (env.site / name).write_text(text)
+    return env
+
+
+def test_a_package_that_kills_its_parent_does_not_hide_the_others(tmp_path: Path) -> None:
+    env = _light(tmp_path, {"causal_conv1d.py": "import os\nos.kill(os.getppid(), 9)\n"})
+    seen = seen_by(env, CONV, _CONV2)
+    assert [(fact.module, fact.outcome, fact.signal) for fact in seen.imports] == [
+        ("causal_conv1d", ImportOutcome.CRASHED, "SIGKILL"),
+        ("second_package", ImportOutcome.OK, ""),
+    ]
+
+
+def test_a_torch_that_dies_leaves_everything_untried(tmp_path: Path) -> None:
+    seen = seen_by(_light(tmp_path, {"torch/__init__.py": "import os\nos.abort()\n"}), CONV, _CONV2)
+    assert {fact.outcome for fact in seen.imports} == {ImportOutcome.NOT_TRIED}
+    assert set(bound(seen).values()) == {BoundTo.UNKNOWN}
+    assert seen.cuda_available is None
+    assert any("killed by SIGABRT at stage 'import torch'" in problem for problem in seen.problems)
+
+
+def test_a_package_that_hangs_leaves_time_for_the_others(tmp_path: Path) -> None:
+    env = _light(tmp_path, {"causal_conv1d.py": "import time\ntime.sleep(600)\n"})
+    seen = seen_by(env, CONV, _CONV2, timeout=6.0)
+    assert [fact.outcome for fact in seen.imports] == [ImportOutcome.HUNG, ImportOutcome.OK]
+
+
+def test_a_modeling_file_that_hangs_is_named(tmp_path: Path) -> None:
+    folder = _QWEN.replace(".", "/")
+    files = {f"{folder}.py": "import time\ntime.sleep(600)\n"}
+    files |= {f"{parent}/__init__.py": "" for parent in map(str, Path(folder).parents) if parent != "."}
+    seen = seen_by(_light(tmp_path, files), _CONV2, timeout=2.0)
+    assert [(fact.module, fact.outcome) for fact in seen.modules] == [(_QWEN, ImportOutcome.HUNG)]
+    assert "could not be imported (hung)" in binding_of(seen, "conv").detail
+
+
+def test_without_transformers_it_is_unknown_and_said(tmp_path: Path) -> None:
+    seen = seen_by(_light(tmp_path, {}), _CONV2)
+    assert bound(seen) == {"conv": BoundTo.UNKNOWN}
+    assert "No module named 'transformers'" in binding_of(seen, "conv").detail
+    assert seen.modules == ()
+
+
+def test_remote_code_is_not_run(tmp_path: Path) -> None:
+    """A config with `auto_map`: the model is not built, so no layer is counted."""
+    env = _light(tmp_path, {"transformers/__init__.py": ""})
+    declaration = Declaration(
+        config=ModelConfig(
+            source="t", model_type="x", architectures=(), parts=(), raw={"model_type": "x"}, remote_code=("x.py",)
+        ),
+        transformers=TransformersTree(root=env.site, version=Version("5.24.0"), origin="test"),
+        fast_paths=(),
+    )
+    assert observe_bindings(str(env.python), declaration) == Bindings(cuda_available=False)

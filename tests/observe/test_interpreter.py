@@ -273,6 +273,16 @@ def test_it_sees_what_a_training_script_sees(tmp_path: Path, monkeypatch: pytest
     assert seen.torch is None
 
 
+def test_a_wrapper_is_gone_through_again(tmp_path: Path) -> None:
+    """Module systems and containers put a script in front that sets what the libraries need."""
+    env = make_venv(tmp_path / "venv")
+    script = f'#!/bin/sh\nexport CUDA_HOME=/opt/cuda\nexec {env.python} "$@"\n'
+    wrapper = _executable(tmp_path / "python-with-cuda", script)
+    seen = observe(str(wrapper))
+    assert seen.variables["CUDA_HOME"] == "/opt/cuda"
+    assert seen.executable == str(wrapper)
+
+
 # --- what torch says about the GPU -------------------------------------------------------------------------------
 
 _CUDA = """

@@ -186,6 +186,9 @@ _FILES = {
     "transformers/models/globals.py": _GLOBALS,
     "transformers/models/lazy.py": _LAZY,
     "transformers/models/hangs.py": "import time\ntime.sleep(600)\n",
+    "transformers/models/raises.py": "try: import triton\nexcept ImportError as e: raise ValueError('no') from e",
+    "transformers/models/asks.py": "raise OSError('unset HF_HUB_OFFLINE')",
+    "transformers/models/exits.py": "raise SystemExit(2)",
     "transformers/models/forks.py": "import os, fla\nos.fork()\nkernel = fla.chunk\nprint('x' * 1_000_000)\n",
 }
 _CONFIG = {
@@ -366,6 +369,16 @@ def test_a_hang_keeps_what_was_known_before(interpreter: Interpreter) -> None:
     assert result.timed_out
     assert result.died_at == "import transformers.models.hangs"
     assert [record["module"] for record in result.of_kind("module")] == ["transformers.models.globals"]
+
+
+def test_why_a_module_could_not_be_imported(interpreter: Interpreter) -> None:
+    result = _read(interpreter, *(_site(module, "global", "kernel") for module in ("raises", "asks", "exits")))
+    assert result.finished
+    assert not list(result.of_kind("binding"))
+    raises, asks, exits = result.of_kind("module")
+    assert (raises["outcome"], raises["error_type"], raises["missing_module"]) == ("raised", "ValueError", "triton")
+    assert raises["error"] == "no; from ModuleNotFoundError: No module named 'triton'"
+    assert (asks["outcome"], exits["outcome"]) == ("not-tried", "exited")
 
 
 def test_a_module_that_forks_is_reported_once(interpreter: Interpreter) -> None:

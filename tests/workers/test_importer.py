@@ -59,6 +59,12 @@ CASES: dict[str, Case] = {
         _one("raise RuntimeError('größer\\nthan \"expected\"')"),
         {"outcome": "raised", "error_type": "RuntimeError", "error": 'größer\nthan "expected"', "missing_module": ""},
     ),
+    "unprintable": Case(_one("raise RuntimeError('\\udcff!')"), {"outcome": "raised", "error": "?!"}),
+    "asks_the_hub": Case(
+        _one("import os; raise OSError('HF_HUB_OFFLINE=' + os.environ['HF_HUB_OFFLINE'])"),
+        {"outcome": "not-tried", "error": "it asks the hub, and this check downloads nothing: HF_HUB_OFFLINE=1"},
+    ),
+    "behind_a_broken_hook": Case({}, {"outcome": "raised", "error_type": "AttributeError", "error": "broken hook"}),
     "no_triton": Case(
         {"{name}/__init__.py": "", "{name}/ops/__init__.py": "", "{name}/ops/rule.py": "import triton\n"},
         {
@@ -130,6 +136,11 @@ def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Interpreter:
             path = env.site / template.format(name=name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
+    (env.site / "sitecustomize.py").write_text(
+        "import sys\nclass Hook:\n    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'behind_a_broken_hook': raise AttributeError('broken hook')\n"
+        "sys.meta_path.insert(0, Hook())\n"
+    )
     crafted.shared_object(env.site / "broken_abi/_C.so", undefined=_UNDEFINED)
     crafted.shared_object(env.site / "other_cuda/_C.so", needs="libcudart.so.11.0")
     return env
@@ -202,6 +213,9 @@ def test_who_owns_an_import_name(tmp_path: Path) -> None:
     for name, text in files.items():
         (env.site / name).parent.mkdir(parents=True, exist_ok=True)
         (env.site / name).write_text(text)
+    (env.site / "edited-1.dist-info/RECORD").write_text("")
+    (env.site / "damaged-1.dist-info").mkdir()
+    (env.site / "damaged-1.dist-info/RECORD").write_bytes(b"fla/\xff.py,,\n")
     modules = ("fla.ops.gated_delta_rule", "flash_attn", "bare", "editable")
     request = {"modules": [{"module": module, "symbols": []} for module in modules], "limit_s": 20}
     records = run_worker(str(env.python), "importer", request, timeout=60).of_kind("import")

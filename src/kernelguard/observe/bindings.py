@@ -23,7 +23,7 @@ _LONGEST_BUILD_S = 60.0
 def observe_bindings(python: str, declaration: Declaration, *, timeout: float = 300.0) -> Bindings:
     """Import what `declaration` names in the interpreter `python` and read its bindings, within `timeout` seconds.
 
-    A package that hangs may take a quarter of the time, so that the others are still looked at.
+    A package that hangs is tried twice, a quarter of the time each, so that the others are still looked at.
 
     Raises:
         OSError: `python` cannot be executed at all.

@@ -167,7 +167,8 @@ def _environment(python: str, record: Record, *, timeout: float, ask_torch: bool
     return Environment(
         origin=python,
         live=True,
-        executable=record["executable"] or python,
+        # As it was named, not sys.executable: a wrapper that sets LD_LIBRARY_PATH has to be gone through again.
+        executable=python,
         python=Version(record["python"]),
         system=record["system"] or None,
         machine=record["machine"] or None,

@@ -58,7 +58,7 @@ def write(record: dict[str, Any]) -> None:
         # Something that was imported forked, and this is the copy.
         _exit(0)
     descriptor = _open(_RESULT, os.O_WRONLY | os.O_APPEND)
-    _write(descriptor, (_dumps(record) + "\n").encode("utf-8"))
+    _write(descriptor, (_dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
     _close(descriptor)
 
 
@@ -76,6 +76,22 @@ def words(error: BaseException) -> str:
     if isinstance(error, UnknownShapeError):
         return str(error)
     return "; from ".join(f"{type(link).__name__}: {link}" for link in chain(error))
+
+
+def failed_import(error: BaseException) -> dict[str, Any]:
+    """Why a modeling module could not be imported; transformers' own wrapper says less than what it wraps."""
+    causes = chain(error)
+    missing = [link.name for link in causes if isinstance(link, ModuleNotFoundError) and link.name]
+    text = "; from ".join([str(error), *(words(link) for link in causes[1:2])])
+    outcome = "exited" if isinstance(error, SystemExit) else "raised"
+    if "HF_HUB_OFFLINE" in text and not _USER_OFFLINE:
+        outcome, text = "not-tried", f"it asks the hub, and this check downloads nothing: {text}"
+    return {
+        "outcome": outcome,
+        "error_type": type(error).__name__,
+        "error": text,
+        "missing_module": missing[-1] if missing else "",
+    }
 
 
 # --- what an object is -------------------------------------------------------------------------------------------
@@ -151,7 +167,11 @@ def distribution_of(file: str) -> str:
         if not file.startswith(base + os.sep):
             continue
         listed = file[len(base) + 1 :].replace(os.sep, "/")
-        record = f"\n{dist.read_text('RECORD') or ''}"
+        try:
+            record = f"\n{dist.read_text('RECORD') or ''}"
+        except UnicodeDecodeError:
+            # Damaged metadata lists nothing; the environment worker names it.
+            continue
         name = re.sub(r"[-_.]+", "-", dist.metadata["Name"] or "").lower()
         if f"\n{listed}," in record:
             return name
@@ -400,19 +420,7 @@ class Reader:
             try:
                 self.modules[name] = importlib.import_module(name)
             except BaseException as error:
-                causes = chain(error)
-                missing = [link.name for link in causes if isinstance(link, ModuleNotFoundError) and link.name]
-                text = "; from ".join([str(error), *(words(link) for link in causes[1:2])])
-                write(
-                    {
-                        "kind": "module",
-                        "module": name,
-                        "outcome": "exited" if isinstance(error, SystemExit) else "raised",
-                        "error_type": type(error).__name__,
-                        "error": text,
-                        "missing_module": missing[-1] if missing else "",
-                    }
-                )
+                write({"kind": "module", "module": name, **failed_import(error)})
                 continue
             file = str(self.modules[name].__file__ or "")
             write({"kind": "module", "module": name, "outcome": "ok", "file": file})

@@ -273,10 +273,11 @@ def observe() -> dict[str, object]:
 def main() -> None:
     """Write the record, then the marker that nothing is missing."""
     result = os.path.abspath(sys.argv[2])
-    line = json.dumps(observe()) + "\n" + json.dumps({"done": True}) + "\n"
+    line = json.dumps(observe(), ensure_ascii=False) + "\n" + json.dumps({"done": True}) + "\n"
     descriptor = os.open(result, os.O_WRONLY | os.O_APPEND)
     with os.fdopen(descriptor, "wb") as handle:
-        handle.write(line.encode("utf-8"))
+        # A file name that is no UTF-8 would otherwise come back as something that cannot be printed.
+        handle.write(line.encode("utf-8", "replace"))
 
 
 main()

@@ -24,7 +24,7 @@ _RESULT = os.path.abspath(sys.argv[2])
 def write(record: dict[str, object]) -> None:
     """Append one record."""
     descriptor = os.open(_RESULT, os.O_WRONLY | os.O_APPEND)
-    os.write(descriptor, (json.dumps(record) + "\n").encode("utf-8"))
+    os.write(descriptor, (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
     os.close(descriptor)
 
 
