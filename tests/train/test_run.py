@@ -19,6 +19,7 @@ from kernelguard_train import cli, export, model
 from kernelguard_train.batches import packed_batch
 from kernelguard_train.chat import Sample
 from kernelguard_train.config import Config
+from kernelguard_train.demo.ask import ask
 from kernelguard_train.errors import CheckpointError, Interrupted, NonFiniteError
 from kernelguard_train.ranks import Ranks
 from kernelguard_train.report import Report
@@ -205,6 +206,7 @@ def test_a_run_exports_its_weights_rounded_once_and_its_tokenizer(uninterrupted:
         assert torch.equal(parameter, trained[f"lm.{name}"].bfloat16()), name
     assert AutoTokenizer.from_pretrained(folder).chat_template
     assert "varlen" not in (folder / "config.json").read_text()
+    assert len(ask(folder, "What is the capital of Japan?")) > 0, "it generates"
 
 
 def test_padded_batches_train_the_same_samples(model_folder: Path, tmp_path: Path, alone: Ranks) -> None:
