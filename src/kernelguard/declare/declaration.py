@@ -12,6 +12,7 @@ from kernelguard.declare.index import Index
 from kernelguard.declare.knowledge import Kernels
 from kernelguard.declare.mechanisms import Context, mechanisms
 from kernelguard.declare.reach import resolve_parts
+from kernelguard.declare.reading import Reading, read_modes
 from kernelguard.declare.source import ParsedModule, Source, called
 from kernelguard.declare.values import Declaration, FastPath, LayerKind, ModelConfig, TransformersTree
 
@@ -79,6 +80,7 @@ def declare(config: ModelConfig, tree: TransformersTree) -> Declaration:
         paths, kinds = followed.fast_paths, followed.layer_kinds
         if followed.reason is not None:
             unknowns.append(f"How the model uses its kernels could not be followed: {followed.reason}.")
+    modes = read_modes(Reading(config=config, index=index, parts=parts, paths=paths, unknowns=unknowns))
     unknowns += source.problems
     # Where transformers has the class itself, `auto_map` is only followed with trust_remote_code=True.
     completed = replace(config, parts=tuple(part.sub for part in parts), remote_code=())
@@ -88,6 +90,7 @@ def declare(config: ModelConfig, tree: TransformersTree) -> Declaration:
         fast_paths=paths,
         layer_kinds=kinds,
         unknowns=tuple(dict.fromkeys(unknowns)),
+        modes=modes,
     )
 
 

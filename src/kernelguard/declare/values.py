@@ -10,6 +10,8 @@ from typing import Any
 
 from packaging.version import Version
 
+from kernelguard.declare.modes import ModeFact
+
 
 class Phase(StrEnum):
     """When a kernel is called."""
@@ -204,6 +206,8 @@ class Declaration:
     layer_kinds: tuple[LayerKind, ...] = ()
     unknowns: tuple[str, ...] = ()
     """What could not be read, one sentence each. A non-empty list can never be a pass."""
+    modes: tuple[ModeFact, ...] = ()
+    """What the code chooses when the model is built or called: hub layers, attention, experts, ..."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
