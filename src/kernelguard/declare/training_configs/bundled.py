@@ -1,0 +1,43 @@
+"""What does a configuration of the bundled trainer (kernelguard_train) say?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from packaging.version import Version
+
+from kernelguard.declare.training_configs.keys import Keys
+from kernelguard.declare.values import Phase
+
+WORDS = False
+_TABLES = frozenset({"model", "data", "batch", "optim", "train", "parallel", "checkpoint"})
+# kernelguard_train/batches.py, Batch.model_inputs: what a packed batch hands to the model.
+_SIGNALS = ("position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+
+
+def recognises(document: Mapping[str, Any]) -> bool:
+    """Whether at least two of its tables are there, and nothing but tables."""
+    return len(_TABLES & document.keys()) >= 2 and all(isinstance(value, Mapping) for value in document.values())
+
+
+def read(keys: Keys, versions: Mapping[str, Version]) -> tuple[dict[str, Any], str]:
+    """All of it: here the defaults are known, since configuration and trainer come from one hand."""
+    del versions
+    model = Keys(keys.table("model"), words=False, prefix="model.")
+    batch = Keys(keys.table("batch"), words=False, prefix="batch.")
+    packed = (batch.choice("mode", ("packed", "padded", "sorted")) or "packed") == "packed"
+    attention = model.text("attention")
+    liger = model.choice("liger", ("auto", "on", "off"))
+    said: dict[str, Any] = {
+        "phase": Phase.TRAINING,
+        "dtype": model.dtype("compute_dtype") or "bfloat16",
+        "packed": packed,
+        "signals": _SIGNALS if packed else None,
+        "attn_implementation": None if attention == "auto" else attention,
+        "liger": None if liger in {None, "auto"} else liger == "on",
+        "compile": bool(model.document.get("compile")),
+        "use_cache": False,
+    }
+    keys.problems += model.problems + batch.problems
+    return said, ""
