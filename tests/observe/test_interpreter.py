@@ -13,6 +13,7 @@ from packaging.version import Version
 
 import crafted
 from kernelguard.errors import InputError, KernelguardError, UndeterminedError
+from kernelguard.observe import interpreter
 from kernelguard.observe.interpreter import ask_gpu, find_interpreter, observe
 from kernelguard.observe.values import Gpu, GpuState
 from observed import environment, make_venv, torch_base, transformers_base
@@ -39,6 +40,10 @@ def test_the_active_environment_comes_before_path(tmp_path: Path) -> None:
 def test_it_is_never_silently_the_one_that_runs_kernelguard(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no interpreter to observe"):
         find_interpreter(None, {"PATH": str(tmp_path)})
+    (tmp_path / "python3").symlink_to(sys.executable)
+    with pytest.raises(InputError, match="no interpreter to observe") as caught:
+        find_interpreter(None, {"PATH": str(tmp_path)})
+    assert caught.value.hint == f"--python {tmp_path / 'python3'}, or the one that will train"
     with pytest.raises(InputError, match="there is no"):
         find_interpreter(None, {"VIRTUAL_ENV": str(tmp_path / "gone"), "PATH": str(Path(sys.executable).parent)})
 
@@ -239,6 +244,34 @@ def test_problems_are_sentences_and_not_guesses(tmp_path: Path) -> None:
     assert "fla-core is installed 2 times: " in text
     assert "its metadata" in text
     assert len(seen.problems) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "is_cpu", "problem"),
+    [
+        pytest.param("__version__ = '2.9.0'\ncuda = None\nhip = '6.4'\n", False, "ROCm 6.4", id="rocm"),
+        pytest.param("__version__ = '2.9.0'\n", None, "does not say", id="says-nothing-of-cuda"),
+        pytest.param("", None, "does not say", id="empty"),
+        pytest.param("__version__ = 'main'\ncuda = None\n", True, "'main'", id="no-version"),
+    ],
+)
+def test_a_torch_of_another_kind(tmp_path: Path, text: str, is_cpu: bool | None, problem: str) -> None:
+    env = make_venv(tmp_path / "venv")
+    (env.site / "torch").mkdir()
+    (env.site / "torch/__init__.py").touch()
+    (env.site / "torch/version.py").write_text(text)
+    seen = observe(str(env.python), gpu=False)
+    assert (seen.torch_is_cpu, seen.torch_cuda) == (is_cpu, None)
+    assert [problem in text for text in seen.problems] == [True]
+
+
+def test_blackwell_has_an_assembler_of_its_own() -> None:
+    both = {"ptxas": "12.8.93", "ptxas-blackwell": "12.9.86"}
+    hopper, blackwell = Gpu(name="H", capability=(9, 0)), Gpu(name="B", capability=(10, 3))
+    assert interpreter._ptxas(both, (hopper,)) == interpreter._ptxas(both, ()) == "12.8.93"
+    assert interpreter._ptxas(both, (hopper, blackwell)) == "12.9.86"
+    assert interpreter._ptxas({"ptxas": "12.8.93"}, (blackwell,)) == "12.8.93"
+    assert interpreter._ptxas({}, (hopper,)) is None
 
 
 def test_variables_are_the_relevant_ones_and_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

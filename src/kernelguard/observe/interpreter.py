@@ -49,8 +49,10 @@ def find_interpreter(explicit: Path | None, environ: Mapping[str, str]) -> str:
         return str(python)
     found = shutil.which("python", path=environ.get("PATH", os.defpath))
     if found is None:
+        other = shutil.which("python3", path=environ.get("PATH", os.defpath))
         raise InputError(
-            "no interpreter to observe: VIRTUAL_ENV is not set and there is no `python` on PATH", hint=_HINT
+            "no interpreter to observe: VIRTUAL_ENV is not set and there is no `python` on PATH",
+            hint=_HINT if other is None else f"--python {other}, or the one that will train",
         )
     return found
 
@@ -126,7 +128,8 @@ def _probe(python: str) -> None:
         raise UndeterminedError(f"{python} did not answer within {_PROBE_TIMEOUT_S:g} s", hint=_HINT) from error
     except OSError as error:
         raise _not_executable(python, error) from error
-    said = re.fullmatch(r"python (\d+\.\d+\.\d+)", answer.stdout.decode("utf-8", "replace"))
+    # At the end: a sitecustomize may print before.
+    said = re.search(r"python (\d+\.\d+\.\d+)\Z", answer.stdout.decode("utf-8", "replace"))
     if answer.returncode < 0:
         raise InputError(f"{python} was killed by {signal_name(-answer.returncode)} when it was started", hint=_HINT)
     if answer.returncode != 0 or said is None:
@@ -260,7 +263,8 @@ def _package_version(
     installed = distributions.get(name)
     if facts["version"] is None:
         return _version(installed.version if installed else None, name, problems)
-    if installed is not None and installed.version != facts["version"]:
+    # The local part (+git1234) is often in one of the two places only.
+    if installed is not None and installed.version.partition("+")[0] != facts["version"].partition("+")[0]:
         problems.append(
             f"{name} in {facts['folder']} is {facts['version']}, but its metadata in {installed.location} says "
             f"{installed.version}"
