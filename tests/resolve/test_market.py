@@ -96,7 +96,7 @@ def test_a_torch_of_an_unknown_kind_is_not_guessed_at() -> None:
         source="folder",
         known=Known.SEEN,
         machines=("x86_64",),
-        direct=True,
+        url="file:///x.whl",
     )
     assert torch_build(rocm, matrix()) is None
     cuda = torch_build(dataclasses.replace(rocm, version=Version("2.12.1+cu126")), matrix())

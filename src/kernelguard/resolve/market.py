@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from kernelguard.errors import UndeterminedError
 from kernelguard.resolve.matrix import Matrix
 from kernelguard.resolve.search import Market
 from kernelguard.resolve.values import Candidate, Known, Need, Resolution, TorchBuild
+from kernelguard.sources.folder import FolderSource
 from kernelguard.sources.http import Http
+from kernelguard.sources.index import IndexSource
 from kernelguard.sources.names import cuda_of_tag
+from kernelguard.sources.pipconfig import PipConfig, local_folder
 from kernelguard.sources.release import Presence, look
 from kernelguard.sources.values import Kind, Source
 
@@ -32,6 +37,39 @@ def gather(needs: Sequence[Need], known: Matrix, sources: Sequence[Source]) -> M
     return Market(known=known, candidates=candidates, torch=torch)
 
 
+def sources_for(
+    known: Matrix,
+    config: PipConfig,
+    http: Http,
+    *,
+    indexes: Sequence[str] = (),
+    folders: Sequence[Path] = (),
+) -> tuple[Source, ...]:
+    """Every place to ask: the user's folders and indexes, then what pip itself is configured with.
+
+    Raises:
+        InputError: a folder that the user named is not there.
+    """
+    compiled = frozenset(name for name, facts in known.packages.items() if facts.kind == "extension")
+
+    def unknown(distribution: str, version: str) -> bool:
+        facts = known.packages.get(distribution)
+        if facts is None:
+            return distribution != "torch"
+        return facts.kind == "pure" and Version(version) not in {c.version for c in facts.candidates}
+
+    def index(url: str, *, extra: bool) -> IndexSource:
+        return IndexSource(url, http, extra=extra, compiled=compiled, needs_metadata=unknown)
+
+    configured = [folder for place in config.find_links if (folder := local_folder(place)) is not None]
+    return (
+        *(FolderSource(folder, compiled=compiled) for folder in folders),
+        *(FolderSource(folder, compiled=compiled, configured=True) for folder in configured),
+        *(index(url, extra=True) for url in indexes),
+        index(config.index_url, extra=False),
+    )
+
+
 def torch_build(candidate: Candidate, known: Matrix) -> TorchBuild | None:
     """A wheel of torch that a source has, with what is known about its release.
 
@@ -40,7 +78,8 @@ def torch_build(candidate: Candidate, known: Matrix) -> TorchBuild | None:
     if candidate.kind is not Kind.WHEEL or candidate.machines is None or candidate.yanked:
         return None
     local = candidate.version.local or ""
-    if not candidate.direct and not candidate.index_url:
+    in_folder = candidate.url.startswith("file:")
+    if not in_folder and not candidate.index_url:
         return None
     release = Version(candidate.version.public)
     for row in known.torch:
@@ -57,7 +96,7 @@ def torch_build(candidate: Candidate, known: Matrix) -> TorchBuild | None:
             return dataclasses.replace(
                 row,
                 cuda=cuda,
-                channel="folder" if candidate.direct else candidate.index_url,
+                channel="folder" if in_folder else candidate.index_url,
                 triton=row.triton if cuda is not None else None,
                 archs=row.archs if same else None,
                 pythons=candidate.pythons or row.pythons,
@@ -65,7 +104,7 @@ def torch_build(candidate: Candidate, known: Matrix) -> TorchBuild | None:
                 requires_python=candidate.requires_python & SpecifierSet(),
                 known=Known.SEEN,
                 evidence=candidate.evidence,
-                url=candidate.url if candidate.direct else candidate.index_url,
+                url=candidate.url if in_folder else candidate.index_url,
                 sha256=candidate.sha256,
             )
     return None
@@ -79,10 +118,18 @@ def verified(resolve: Callable[[Market], Resolution], market: Market, http: Http
     """
     while True:
         resolution = resolve(market)
-        absent = []
-        seen = []
+        absent: list[Candidate] = []
+        seen: list[Candidate] = []
         for pin in resolution.pins:
-            if pin.known is Known.SEEN or not pin.url.startswith(("http://", "https://")):
+            if pin.known is Known.SEEN:
+                continue
+            if pin.index_url:
+                listed = _listed(pin, http)
+                if listed is not None:
+                    absent += [c for c in _all(market) if c.index_url == pin.index_url and _same(c, pin)]
+                    seen += listed
+                continue
+            if not pin.url.startswith(("http://", "https://")):
                 continue
             asset = look(pin.url, http)
             if asset.presence is Presence.ABSENT:
@@ -94,8 +141,32 @@ def verified(resolve: Callable[[Market], Resolution], market: Market, http: Http
         market = dataclasses.replace(
             market,
             known=_without(market.known, [*absent, *seen]),
-            candidates=(*(c for c in market.candidates if c not in absent), *seen),
+            candidates=(
+                *(c for c in market.candidates if c not in absent),
+                *(c for c in seen if c not in market.candidates),
+            ),
         )
+
+
+def _listed(pin: Candidate, http: Http) -> tuple[Candidate, ...] | None:
+    """What an extra index really has of something that was only reported; None: it cannot be asked."""
+    index = IndexSource(
+        pin.index_url, http, extra=True, compiled={pin.distribution}, needs_metadata=lambda _d, _v: False
+    )
+    try:
+        return index.find(pin.distribution)
+    except UndeterminedError:
+        return None
+
+
+def _all(market: Market) -> Iterator[Candidate]:
+    for facts in market.known.packages.values():
+        yield from facts.candidates
+    yield from market.candidates
+
+
+def _same(one: Candidate, other: Candidate) -> bool:
+    return one.distribution == other.distribution and one.known is not Known.SEEN
 
 
 def _without(known: Matrix, gone: Sequence[Candidate]) -> Matrix:

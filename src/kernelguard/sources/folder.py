@@ -18,14 +18,16 @@ from kernelguard.sources.index import requirements
 from kernelguard.sources.names import built_for, read_file_name
 from kernelguard.sources.values import BuiltFor, Candidate, Kind, Known
 
+_CHECKED_WHOLE = 64 << 20
+"""Bytes."""
 _FETCH_AGAIN = "fetch it again, or take it out of the folder"
 
 
 class FolderSource:
     """A folder of wheels."""
 
-    def __init__(self, folder: Path, *, compiled: frozenset[str] = frozenset()) -> None:
-        """`compiled`: names of distributions that are built against torch.
+    def __init__(self, folder: Path, *, compiled: frozenset[str] = frozenset(), configured: bool = False) -> None:
+        """`compiled`: names of distributions that are built against torch; `configured`: pip itself looks here too.
 
         Raises:
             InputError: there is no such folder.
@@ -34,6 +36,7 @@ class FolderSource:
             raise InputError(f"--find-links {folder}: no such folder", hint="name a folder that holds wheels")
         self._folder = folder
         self._compiled = compiled
+        self._configured = configured
 
     @property
     def name(self) -> str:
@@ -75,7 +78,8 @@ class FolderSource:
                     built_for=made,
                     requires_python=name.python_floor,
                     requires=requires,
-                    direct=True,
+                    # pip takes a file by its version only where name and metadata agree on it.
+                    direct=not (self._configured and metadata["Version"] == str(name.version)),
                     evidence=f"lies in {self.name}",
                 )
             )
@@ -90,7 +94,8 @@ def read_wheel_metadata(path: Path) -> Message:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
+            # Of a large one only the directory is read: its hash is pinned, and pip checks every member.
+            damaged = archive.testzip() if path.stat().st_size < _CHECKED_WHOLE else None
             members = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
             if damaged is not None or not members:
                 raise InputError(f"{path} is no sound wheel: {damaged or 'it holds no METADATA'}", hint=_FETCH_AGAIN)

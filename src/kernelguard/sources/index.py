@@ -68,6 +68,11 @@ class IndexSource:
         """`package index`, or the URL of an extra one."""
         return self._label if not self._extra else f"index {shown(self._url)}"
 
+    @property
+    def url(self) -> str:
+        """Where it is, without a slash at the end."""
+        return self._url
+
     def files(self, distribution: str) -> tuple[IndexFile, ...]:
         """Every file that the index lists; empty: it does not have that distribution.
 
