@@ -1,4 +1,4 @@
-"""`make demo`: check the 27B example for this machine and for an H100, and hold both to the exit code they must give."""
+"""`make demo`: check the 27B example here and for an H100, and hold both to the exit code they must give."""
 
 from __future__ import annotations
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from packaging.version import InvalidVersion, Version
 
 from kernelguard.data import matrices
 from kernelguard.declare.config import read_config
@@ -58,10 +61,12 @@ def run_check(request: Request, environ: Mapping[str, str]) -> Check:
     if len(chosen) > 1:
         raise InputError(f"--{chosen[0]} and --{chosen[1]} name two different things to check", hint="give one of them")
     config = read_config(request.model)
-    intent = resolve_intent(request.flags, request.intent_file, request.train_config)
     environment = _environment(request, environ, deadline)
     level = _level(request, environment)
     tree = _tree(request, environment, environ, deadline)
+    intent = resolve_intent(
+        request.flags, request.intent_file, request.train_config, versions=_versions(environment, tree)
+    )
     declaration = declare(config, tree)
     bindings = _bindings(declaration, environment, level, deadline)
     facts = Facts.of(environment=environment, declaration=declaration, intent=intent, executed=bindings is not None)
@@ -93,6 +98,15 @@ def _environment(request: Request, environ: Mapping[str, str], deadline: float) 
     interpreter = find_interpreter(request.python, environ)
     with_gpu = request.level != "resolve"
     return observe(interpreter, timeout=_left(deadline), gpu=with_gpu)
+
+
+def _versions(environment: Environment, tree: TransformersTree) -> dict[str, Version]:
+    """Releases of what brings a training configuration: which signals it sends depends on them."""
+    versions = {"transformers": tree.version}
+    for name, found in (environment.distributions or {}).items():
+        with suppress(InvalidVersion):
+            versions.setdefault(name, Version(found.version))
+    return versions
 
 
 def _level(request: Request, environment: Environment) -> Level:

@@ -14,9 +14,6 @@ from kernelguard.judge.values import Finding, Status
 from kernelguard.matrix import KernelPackage
 from kernelguard.observe.values import Binding, BoundTo
 
-BOUNDARY_SIGNALS = ("position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
-"""Keyword arguments of a model's forward that can tell where samples begin."""
-
 _COLLATOR = {
     "seq_idx": "return_seq_idx=True",
     "cu_seq_lens_q": "return_flash_attn_kwargs=True",

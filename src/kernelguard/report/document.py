@@ -39,7 +39,9 @@ class Check:
 
 def assumed_texts(intent: Intent) -> tuple[str, ...]:
     """What nobody said and was therefore assumed, for a person: `packed=False`."""
-    return tuple(f"{name}={_plain(getattr(intent, name))}" for name in intent.assumed)
+    return tuple(
+        f"{name}={'not known' if name == 'signals' else _plain(getattr(intent, name))}" for name in intent.assumed
+    )
 
 
 def to_document(check: Check) -> dict[str, Any]:

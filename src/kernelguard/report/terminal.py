@@ -36,6 +36,8 @@ def print_check(console: Console, check: Check) -> None:
     for reason in dict.fromkeys(n.reason for n in check.assessment.not_used):
         names = dict.fromkeys(n.symbol for n in check.assessment.not_used if n.reason == reason)
         _note(console, "not used", f"{', '.join(names)}: {reason}")
+    if check.intent.source not in {"nothing was said", "command line"}:
+        _note(console, "intent", check.intent.source)
     assumed = assumed_texts(check.intent)
     if assumed:
         _note(console, "assumed", " ".join(assumed))
