@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import signal
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,7 @@ from kernelguard_train import cli, export, model
 from kernelguard_train.batches import packed_batch
 from kernelguard_train.chat import Sample
 from kernelguard_train.config import Config
-from kernelguard_train.demo.ask import ask
-from kernelguard_train.errors import CheckpointError, Interrupted, NonFiniteError
+from kernelguard_train.errors import CheckpointError, ConfigError, Interrupted, NonFiniteError
 from kernelguard_train.ranks import Ranks
 from kernelguard_train.report import Report
 from kernelguard_train.sharding import make_mesh
@@ -206,7 +208,6 @@ def test_a_run_exports_its_weights_rounded_once_and_its_tokenizer(uninterrupted:
         assert torch.equal(parameter, trained[f"lm.{name}"].bfloat16()), name
     assert AutoTokenizer.from_pretrained(folder).chat_template
     assert "varlen" not in (folder / "config.json").read_text()
-    assert len(ask(folder, "What is the capital of Japan?")) > 0, "it generates"
 
 
 def test_padded_batches_train_the_same_samples(model_folder: Path, tmp_path: Path, alone: Ranks) -> None:
@@ -261,6 +262,42 @@ def test_tensorboard_events_are_written(model_folder: Path, tmp_path: Path, alon
     )
 
 
+def test_a_terminal_shows_a_bar_with_the_time_left(
+    model_folder: Path, tmp_path: Path, alone: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    tiny.run(configured(model_folder, tmp_path, "train.steps=2", "report.progress=true"), alone)
+    assert " left" in screen.getvalue()
+    assert "100.0%" in screen.getvalue()
+    assert "step 2, loss" in screen.getvalue()
+
+
+def test_mlflow_is_told_when_asked(
+    model_folder: Path, tmp_path: Path, alone: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, Any] = {}
+    stand_in = types.ModuleType("mlflow")
+    stand_in.start_run = lambda: told.update(started=True)  # type: ignore[attr-defined]
+    stand_in.end_run = lambda: told.update(ended=True)  # type: ignore[attr-defined]
+    stand_in.log_params = told.update  # type: ignore[attr-defined]
+    stand_in.log_metrics = lambda values, step: told.update({f"loss {step}": values["loss"]})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mlflow", stand_in)
+    config = configured(model_folder, tmp_path, "train.steps=1", "report.mlflow=true")
+    (line,) = tiny.run(config, alone)
+    assert told["loss 1"] == line["loss"]
+    assert told["optim.lr"] == config.optim.lr
+    assert told["started"]
+    assert told["ended"]
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(ConfigError, match="pip install mlflow"):
+        tiny.run(config, alone)
+
+
 # --- the command line ------------------------------------------------------------------------------------------------
 
 
@@ -293,7 +330,6 @@ def test_audit_shows_what_is_trained(capsys: pytest.CaptureFixture[str], model_f
 
 
 if __name__ == "__main__":  # regenerate the golden curve
-    import sys
     import tempfile
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "train"))

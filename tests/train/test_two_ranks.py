@@ -30,7 +30,9 @@ LIMIT = 120
 
 
 def configured(model_folder: Path, output: Path, *overrides: str) -> Config:
-    return tiny.configured(model_folder, f"train.output={output}", "batch.per_step=4", "train.steps=4", *overrides)
+    return tiny.configured(
+        model_folder, f"train.output={output}", "batch.tokens=128", "batch.per_step=4", "train.steps=4", *overrides
+    )
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +59,15 @@ def found(folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in (0, 1)]
 
 
-def losses(output: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (output / "steps.jsonl").read_text().splitlines()]
+def curve(output: Path) -> list[float]:
+    """Loss and gradient norm of every step. The norm matters: AdamW and clipping hide gradients of a wrong scale."""
+    lines = [json.loads(line) for line in (output / "steps.jsonl").read_text().splitlines()]
+    return [line[name] for line in lines for name in ("loss", "norm")]
 
 
 @pytest.mark.parametrize("name", ["together", "hsdp", "from_one"])
 def test_two_ranks_equal_one(folder: Path, one: Config, name: str) -> None:
-    assert losses(folder / name) == pytest.approx(losses(Path(one.train.output)), rel=1e-5)
+    assert curve(folder / name) == pytest.approx(curve(Path(one.train.output)), rel=1e-4)
     expected = test_run.weights(one)
     theirs = test_run.weights(replace(one, train=replace(one.train, output=str(folder / name))))
     assert expected.keys() == theirs.keys()
@@ -81,7 +85,7 @@ def test_one_process_goes_on_from_two(folder: Path, one: Config, found: list[dic
         assert rank["stopped"].startswith("Interrupted: asked to stop: saved at step 3")
     config = replace(one, train=replace(one.train, output=str(folder / "stopped")))
     tiny.run(config, alone)
-    assert losses(folder / "stopped") == pytest.approx(losses(Path(one.train.output)), rel=1e-5)
+    assert curve(folder / "stopped") == pytest.approx(curve(Path(one.train.output)), rel=1e-4)
 
 
 def test_a_bad_number_on_one_rank_is_skipped_by_both(folder: Path) -> None:
@@ -128,13 +132,13 @@ def test_a_killed_rank_ends_the_run_and_costs_at_most_one_interval(
     os.kill(victim, signal.SIGKILL)
     _, errors = process.communicate(timeout=LIMIT)
     assert process.returncode != 0, errors[-2000:]
-    done = len(losses(tmp_path))
+    done = len(curve(tmp_path)) // 2
     assert done < 4, "the premise: it was killed before the end"
     newest = max(int(path.name.removeprefix("step-")) for path in checkpoints.glob("step-*"))
     assert newest >= done - 1
     tiny.run(config, alone)
-    curve = losses(tmp_path)
-    assert curve[-(4 - newest) :] == pytest.approx(losses(Path(one.train.output))[newest:], rel=1e-5)
+    expected = curve(Path(one.train.output))[2 * newest :]
+    assert curve(tmp_path)[-len(expected) :] == pytest.approx(expected, rel=1e-4)
 
 
 def _children(pid: int) -> list[int]:

@@ -24,7 +24,7 @@ from kernelguard_train import model, ranks, train
 from kernelguard_train.errors import TrainError
 from kernelguard_train.sharding import make_mesh
 
-STEPS = "train.steps=4"
+SMALL = ["batch.tokens=128", "batch.per_step=4", "train.steps=4"]
 
 
 def failing(action: Callable[[], Any]) -> str:
@@ -37,12 +37,12 @@ def failing(action: Callable[[], Any]) -> str:
 
 
 def main(model_folder: Path, folder: Path) -> None:
-    first = tiny.configured(model_folder, f"train.output={folder}/together", "batch.per_step=4", STEPS)
+    first = tiny.configured(model_folder, f"train.output={folder}/together", *SMALL)
     own = ranks.start(first)
     found: dict[str, Any] = {}
 
     def config(name: str, *overrides: str) -> Any:
-        return tiny.configured(model_folder, f"train.output={folder}/{name}", "batch.per_step=4", STEPS, *overrides)
+        return tiny.configured(model_folder, f"train.output={folder}/{name}", *SMALL, *overrides)
 
     # No rank holds the whole model.
     made = model.build(first, make_mesh(own.device, own.world, 0), own.device)

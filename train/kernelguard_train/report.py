@@ -43,11 +43,11 @@ class Report(AbstractContextManager["Report"]):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "config.toml").write_text(dump(config), encoding="utf-8")
-        self.lines = (self.folder / "steps.jsonl").open("a", encoding="utf-8")
         if config.report.tensorboard:
             self.board = _tensorboard(self.folder / "tensorboard")
         if config.report.mlflow:
             self.mlflow = _mlflow(config)
+        self.lines = (self.folder / "steps.jsonl").open("a", encoding="utf-8")
         if config.report.progress and sys.stderr.isatty():
             from tqdm import tqdm  # type: ignore[import-untyped]  # noqa: PLC0415 - only on a terminal
 
