@@ -65,7 +65,7 @@ def codes(verdict: Verdict) -> dict[str, Status]:
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    rich = replace(VERDICT, probes=(PROBE, replace(PROBE, configurations=(replace(CONFIG, wrong=(BAD,)),))))
+    rich = replace(VERDICT, probes=(PROBE, replace(PROBE, configurations=(replace(CONFIG, tensors=(BAD,)),))))
     document = json.loads(json.dumps(to_document(rich), allow_nan=False))
     assert violations(document) == []
     assert from_document(document, source="x") == rich
@@ -172,7 +172,7 @@ def test_a_configuration_that_nobody_measured_is_no_pass() -> None:
 
 
 def test_a_wrong_configuration_has_its_own_code() -> None:
-    wrong = replace(CONFIG, state="wrong", picked=False, wrong=(BAD,))
+    wrong = replace(CONFIG, state="wrong", picked=False, tensors=(BAD,))
     verdict = with_probe(outcome=Outcome.WRONG, configurations=(wrong,), reason="bwd with num_warps=4")
     assert codes(verdict) == {"wrong-configuration": Status.FAIL}
 

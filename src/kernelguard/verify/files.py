@@ -141,5 +141,5 @@ def _case(row: Mapping[str, Any]) -> CaseResult:
 
 def _configuration(row: Mapping[str, Any]) -> Configuration:
     known = _known(Configuration, row)
-    known["wrong"] = tuple(_tensor(t) for t in row.get("wrong", ()))
+    known["tensors"] = tuple(_tensor(t) for t in row.get("tensors", ()))
     return Configuration(**known)

@@ -66,7 +66,7 @@ def shapes_digest(requests: Iterable[ProbeRequest]) -> str:
     """sha256 over every operation, dtype, shape and length; the order of the requests does not matter."""
     asked: list[dict[str, Any]] = []
     for request in requests:
-        cases = [{k: v for k, v in c.to_json().items() if k not in {"repeats", "force"}} for c in request.cases]
+        cases = [{k: v for k, v in c.to_json().items() if k not in {"repeats", "force", "pin"}} for c in request.cases]
         asked.append({"package": request.package, "symbol": request.symbol, "dtype": request.dtype, "cases": cases})
     asked.sort(key=lambda row: (row["package"], row["symbol"]))
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()

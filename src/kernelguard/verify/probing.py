@@ -21,6 +21,7 @@ from kernelguard.verify.values import UNTOLD, CaseResult, Configuration, Outcome
 _ROW = re.compile(r"^(?P<case>.*): configuration (?P<row>\d+)")
 _MAX_CRASHES = 4
 """After so many crashed rows the rest of a shard is left unmeasured, and said to be."""
+_Worker = Callable[[Mapping[str, Any], Iterable[Case], float], WorkerResult]
 _TENSOR_FIELDS = frozenset(TensorError.__dataclass_fields__)
 
 
@@ -59,35 +60,36 @@ def run_probe(
     def left() -> float:
         return max(timeout - (time.monotonic() - began), 1.0)
 
-    def worker(extra: Mapping[str, Any], cases: Iterable[Case]) -> WorkerResult:
-        asked = replace(request, cases=tuple(cases)).to_json(device=device, seed=seed, budget_s=left() * 0.9)
+    def worker(extra: Mapping[str, Any], cases: Iterable[Case], limit: float) -> WorkerResult:
+        asked = replace(request, cases=tuple(cases)).to_json(device=device, seed=seed, budget_s=limit * 0.85)
         for case in asked["cases"]:
             case.update(extra.get("case", {}))
         asked.update({k: v for k, v in extra.items() if k != "case"})
-        return run_worker(python, "probe", asked, timeout=left(), memory_bytes=memory_bytes, environ=environ)
+        return run_worker(python, "probe", asked, timeout=limit, memory_bytes=memory_bytes, environ=environ)
 
     forced = [case for case in request.cases if case.force]
     results: list[WorkerResult] = []
     if forced:
         progress(f"{request.symbol}: each configuration")
         with ThreadPoolExecutor(shards) as pool:
-            for case in forced:
-                jobs = [pool.submit(_shard, worker, case, index, shards) for index in range(shards)]
+            for number, case in enumerate(forced):
+                # The kernel as it is matters most: two fifths of the time are kept for it.
+                limit = max((left() - 0.4 * timeout) / (len(forced) - number), 1.0)
+                jobs = [pool.submit(_shard, worker, case, index, shards, limit) for index in range(shards)]
                 results += itertools.chain.from_iterable(job.result() for job in jobs)
     progress(f"{request.symbol}: {', '.join(case.name for case in request.cases)}")
-    results.append(worker({"case": {"force": False}}, request.cases))
+    results.append(worker({"case": {"force": False}}, request.cases, left()))
     return interpret(request, results, seconds=time.monotonic() - began)
 
 
-def _shard(
-    worker: Callable[[Mapping[str, Any], Iterable[Case]], WorkerResult], case: Case, index: int, count: int
-) -> list[WorkerResult]:
+def _shard(worker: _Worker, case: Case, index: int, count: int, limit: float) -> list[WorkerResult]:
     """Every row of one shard; a row that kills its process is left out of the next try."""
     results: list[WorkerResult] = []
     skip: list[int] = []
-    while len(skip) <= _MAX_CRASHES:
+    end = time.monotonic() + limit
+    while len(skip) <= _MAX_CRASHES and time.monotonic() < end:
         extra = {"case": {"only_forced": True}, "shard": [index, count], "skip_rows": skip}
-        result = worker(extra, [case])
+        result = worker(extra, [case], max(end - time.monotonic(), 1.0))
         results.append(result)
         row = crashed_row(result)
         if row is None:
@@ -170,7 +172,7 @@ def _case(case: Case, result: WorkerResult) -> CaseResult:
         outcome, detail = _of_error(errors[-1])
         return replace(base, outcome=outcome, detail=detail)
     if measured and errors:
-        detail = f"{errors[-1]['type']} in backward: {errors[-1]['text']}"
+        detail = f"{errors[-1]['type']} in backward: {errors[-1]['text'][:200]}"
         return replace(base, outcome=Outcome.NO_BACKWARD, detail=detail)
     if measured and (repeated or result.finished):
         return base
@@ -183,7 +185,10 @@ def _case(case: Case, result: WorkerResult) -> CaseResult:
 
 def _of_error(record: Record) -> tuple[Outcome, str]:
     """Which outcome an exception is, and the sentence for it."""
-    text = f"{record['type']} in {record['where']}: {record['text']}"
+    # The first line says it; torch appends pages. The whole text is kept in `error`.
+    text = (
+        f"{record['type']} in {record['where']}: {str(record['text']).splitlines()[0][:400] if record['text'] else ''}"
+    )
     sort, where = record.get("sort"), record.get("where")
     if sort == "memory":
         return Outcome.OUT_OF_MEMORY, text
@@ -272,9 +277,10 @@ def _of_case(case: str, records: Sequence[Record], died: Sequence[WorkerResult])
             refused |= {(k, i) for k, numbers in r.get("refused", {}).items() for i in numbers}
     rows = [r for r in records if r["kind"] == "configuration"]
     together = [r for r in rows if not r.get("alone")]
-    proven = {item for r in rows if r["state"] == "right" for item in r["used"].items()}
-    if any(r["kind"] == "case" and all(t["state"] == "right" for t in r["tensors"]) for r in records):
-        proven |= set(picked.items())
+    proven = {item: r for r in rows if r["state"] == "right" for item in r["used"].items()}
+    for r in records:
+        if r["kind"] == "case" and all(t["state"] == "right" for t in r["tensors"]):
+            proven |= dict.fromkeys(picked.items(), r)
     alone = {
         (r["alone"], r["used"].get(r["alone"])): r for r in rows if r.get("alone") and r["state"] in {"wrong", "error"}
     }
@@ -300,7 +306,8 @@ def _of_case(case: str, records: Sequence[Record], died: Sequence[WorkerResult])
             if (kernel, config) in alone:
                 yield _guilty(one, alone[kernel, config])
             elif (kernel, config) in proven:
-                yield replace(one, state="right")
+                measured = tuple(tensor(t) for t in proven[kernel, config]["tensors"])
+                yield replace(one, state="right", tensors=measured)
             elif (kernel, index) in refused:
                 yield replace(one, state="refused")
             elif suspect is not None:
@@ -313,9 +320,9 @@ def _of_case(case: str, records: Sequence[Record], died: Sequence[WorkerResult])
 
 
 def _guilty(configuration: Configuration, row: Record) -> Configuration:
-    wrong = tuple(tensor(t) for t in row["tensors"] if t["state"] != "right")
+    tensors = tuple(tensor(t) for t in row["tensors"])
     detail = "" if row.get("alone") else "measured together with configurations of other kernels that are not proven"
-    return replace(configuration, state=row["state"], wrong=wrong, detail=detail)
+    return replace(configuration, state=row["state"], tensors=tensors, detail=detail)
 
 
 def could_not_tell(result: ProbeResult) -> bool:

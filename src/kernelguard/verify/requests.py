@@ -22,6 +22,8 @@ class Case:
     force: bool = False
     """Run every configuration that the autotuner could pick at these shapes."""
     batch: int = 1
+    pin: int | None = None
+    """Take this candidate of every autotuned kernel instead of tuning; None: let the autotuner choose."""
 
     def to_json(self) -> dict[str, Any]:
         """As the worker reads it."""
@@ -34,6 +36,7 @@ class Case:
             "repeats": self.repeats,
             "force": self.force,
             "batch": self.batch,
+            "pin": self.pin,
         }
 
 

@@ -134,8 +134,14 @@ class Configuration:
     """`right`, `wrong`, `error` (it raised or crashed), `refused` (this GPU cannot run it), `not-measured`."""
     picked: bool = False
     """The autotuner took it by itself."""
-    wrong: tuple[TensorError, ...] = ()
+    tensors: tuple[TensorError, ...] = ()
+    """Every output and gradient as they were with it; where several kernels were pinned at once, with all of them."""
     detail: str = ""
+
+    @property
+    def wrong(self) -> tuple[TensorError, ...]:
+        """The tensors that are not right."""
+        return tuple(t for t in self.tensors if t.state != "right")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpat
 
 import importlib
 import importlib.util
+import inspect
 import json
 import time
 from typing import Any
@@ -106,10 +107,12 @@ def _function(request: dict[str, Any], out: Any) -> Any:
                 text=f"module {request['module']} has no {request['symbol']}",
             )
             return None
-    code = getattr(function, "__code__", None)
+    # The function inside its decorators: where it is written, not where torch wrapped it.
+    inner = inspect.unwrap(function)
+    code = getattr(inner, "__code__", None)
     out.write(
         "target",
-        target=f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', request['symbol'])}",
+        target=f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', request['symbol'])}",
         file=code.co_filename if code is not None else str(getattr(module, "__file__", "") or ""),
         triton=_version("triton"),
     )
@@ -174,6 +177,9 @@ class _Case:
             self._force()
 
     def _as_it_is(self, measure: Any, began: float) -> bool:
+        if self.forcing is not None:
+            # A pinned choice is no tuning at all; the verdict records what was pinned.
+            self.forcing.row, self.forcing.pins = self.case.get("pin"), {}
         first = self._run()
         if first is None and not self.backward:
             # The kernel says that it has no backward: its output is still worth measuring.
@@ -236,6 +242,10 @@ class _Case:
                 states[row] = self._row(row)
         good = next((row for row, state in states.items() if state == "right"), None)
         suspects = [row for row, state in states.items() if state == "wrong"]
+        if suspects and good is None:
+            # This shard has no row to stand on: another shard's will do.
+            others = (row for row in range(forcing.rows) if row not in states and row not in skip)
+            good = next((row for row in others if time.monotonic() < self.deadline and self._row(row) == "right"), None)
         for row in suspects if good is not None else ():
             for kernel, configs in forcing.candidates.items():
                 if len(configs) > 1 and time.monotonic() < self.deadline:
@@ -245,7 +255,8 @@ class _Case:
             "configurations",
             case=self.name,
             candidates=forcing.candidates,
-            picked=forcing.picked,
+            # What a row pins is not what the autotuner would take.
+            picked={} if self.case.get("only_forced") else forcing.picked,
             refused={kernel: sorted(rows) for kernel, rows in forcing.refused.items()},
             rows=forcing.rows,
             measured=sorted(states),

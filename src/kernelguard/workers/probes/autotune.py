@@ -70,6 +70,7 @@ class Forcing:
             finally:
                 tuner.configs = kept
             self.used[name] = index
+            self.picked.setdefault(name, describe(configs[index]))
             return result
         raise error if error is not None else RuntimeError(f"no configuration of {name} can run on this GPU")
 
