@@ -76,7 +76,7 @@ def compile_requirements(
         source, target = Path(folder, "in.txt"), Path(folder, "out.txt")
         source.write_text("".join(f"{line}\n" for line in wanted), encoding="utf-8")
         if engine is Engine.PIP_TOOLS:
-            command = _pip_tools(extra_indexes, find_links)
+            command = _pip_tools(config, extra_indexes, find_links)
         else:
             command = _uv(config, platform, extra_indexes, find_links)
         try:
@@ -88,12 +88,14 @@ def compile_requirements(
         return parse_compiled(target.read_text("utf-8"))
 
 
-def _pip_tools(extra_indexes: Sequence[str], find_links: Sequence[str]) -> list[str]:
-    # pip-tools reads pip's own configuration, so the configured index is not named again.
+def _pip_tools(config: PipConfig, extra_indexes: Sequence[str], find_links: Sequence[str]) -> list[str]:
+    # pip-tools reads pip's configuration too (certificates, proxies, constraints); where to look is said once more, so
+    # that it is what was asked when the candidates were gathered.
     return [
         "piptools",
         "compile",
-        "--quiet",
+        # Shown only when it fails: the last file that it fetched tells which one was bad.
+        "--verbose",
         "--generate-hashes",
         "--allow-unsafe",
         "--strip-extras",
@@ -103,8 +105,9 @@ def _pip_tools(extra_indexes: Sequence[str], find_links: Sequence[str]) -> list[
         "--no-emit-find-links",
         "--no-emit-options",
         "--pip-args=--only-binary :all:",
-        *(f"--extra-index-url={url}" for url in extra_indexes),
-        *(f"--find-links={place}" for place in find_links),
+        f"--index-url={config.index_url}",
+        *(f"--extra-index-url={url}" for url in [*extra_indexes, *config.extra_index_urls]),
+        *(f"--find-links={place}" for place in [*find_links, *config.find_links]),
     ]
 
 

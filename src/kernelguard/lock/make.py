@@ -26,7 +26,7 @@ from kernelguard.lock.values import (
 )
 from kernelguard.observe.values import Environment
 from kernelguard.resolve.request import complete_target
-from kernelguard.resolve.values import Candidate, Kind, Resolution, TorchBuild
+from kernelguard.resolve.values import Candidate, Kind, Known, Resolution, TorchBuild
 from kernelguard.sources.folder import hash_file
 from kernelguard.sources.http import Http
 from kernelguard.sources.hub import Hub
@@ -96,6 +96,10 @@ def make_lock(
         IndexSource(places.config.index_url, http),
         *(IndexSource(url, http, extra=True) for url in [*extra, *places.config.extra_index_urls]),
     ]
+    for pin in pips:
+        if pin.index_url and pin.known is not Known.SEEN:
+            # Only others say that this index has it. Asking it gives the clearer message when it is out of reach.
+            IndexSource(pin.index_url, http, extra=True).files(pin.distribution)
     engine = engine or _engine(platform, target, indexes[0], build)
     compiled = compile_requirements(
         list(_wanted(resolution, subject, build, pips)),

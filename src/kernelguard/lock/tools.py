@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from kernelguard.errors import ToolError
 _REQUIREMENTS = ("pip==26.3", "pip-tools==7.6.2", "uv==0.13.9")
 """Exact, so that the same inputs give the same bytes."""
 _TAIL_LINES = 15
+_PROGRESS_LINES = 3
 _LOG = logging.getLogger("kernelguard")
 
 
@@ -67,9 +69,18 @@ def run(
     except subprocess.TimeoutExpired as error:
         raise ToolError(f"{what} did not end within {timeout:g} s") from error
     if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise ToolError(f"{what} failed with {done.returncode}:\n" + "\n".join(said[-_TAIL_LINES:]))
+        # What it was at last is on standard output, what went wrong on standard error.
+        at_last = [line.strip() for line in done.stdout.splitlines()[-_PROGRESS_LINES:]]
+        said = [*dict.fromkeys(at_last), *_telling(done.stderr.splitlines())]
+        raise ToolError(f"{what} failed with {done.returncode}:\n" + "\n".join(said))
     return done.stdout
+
+
+def _telling(lines: Sequence[str]) -> Sequence[str]:
+    """The lines that say what went wrong: error lines wherever they are, and the end without a traceback's frames."""
+    errors = [line for line in lines if re.match(r"\s*(ERROR|error|Error)\b", line)]
+    told = [line for line in lines if not re.match(r"\s*File \"|\s{4}|Traceback", line)]
+    return list(dict.fromkeys([*errors[-_TAIL_LINES:], *told[-_TAIL_LINES:]]))
 
 
 def find_python(wanted: Version) -> Path | None:
