@@ -13,7 +13,7 @@ from kernelguard.errors import InputError, UndeterminedError
 from kernelguard.judge.values import Level
 from kernelguard.observe.values import Bindings, BoundTo, Environment
 from kernelguard.verify.fingerprint import binary_digests, fingerprint
-from kernelguard.verify.isolation import run_isolation, signal_sets
+from kernelguard.verify.isolation import LENGTHS, run_isolation, signal_sets
 from kernelguard.verify.plan import TRAINING_LENGTH, language_parts, plan
 from kernelguard.verify.probing import run_probe
 from kernelguard.verify.requests import ProbeRequest
@@ -83,6 +83,8 @@ def verify(
             _sets(intent),
             dtype=intent.dtype if device == "cuda" else "float32",
             device=device,
+            # Without a GPU there are no chunks to have edges, and every token takes its time.
+            lengths=LENGTHS if device == "cuda" else (11, 1, 7),
             attn_implementation=intent.attn_implementation,
             experts_implementation=intent.experts_implementation,
             timeout=max(timeout - (time.monotonic() - began), 60.0),

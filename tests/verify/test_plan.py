@@ -1,0 +1,184 @@
+"""The plan: real architectures as their own code declares them, mapped to kernels, shapes and lengths."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import packages
+import pytest
+
+import configs
+import observed
+from kernelguard import declare
+from kernelguard.data import examples
+from kernelguard.declare.values import Declaration, Intent, Phase
+from kernelguard.errors import InputError, UndeterminedError
+from kernelguard.judge.values import Level, Status
+from kernelguard.observe.interpreter import observe
+from kernelguard.observe.values import Binding, Bindings, BoundTo, Environment
+from kernelguard.verify.files import from_document, to_document, violations
+from kernelguard.verify.findings import findings
+from kernelguard.verify.fingerprint import shapes_digest
+from kernelguard.verify.plan import TRAINING_LENGTH, language_parts, plan
+from kernelguard.verify.requests import ProbeRequest
+from kernelguard.verify.run import cache_variables, verify, worker_environment
+from kernelguard.verify.values import Outcome
+
+pytestmark = pytest.mark.observed
+
+PACKED = Intent(packed=True, signals=("position_ids", "cu_seq_lens_q", "seq_idx"))
+
+
+def declared(folder: Path, raw: dict[str, Any]) -> Declaration:
+    tree = declare.find_tree(observed.transformers_base("5.24.0").site / "transformers")
+    return declare.declare(declare.read_config(str(configs.write(folder, raw))), tree)
+
+
+def by_symbol(requests: tuple[ProbeRequest, ...]) -> dict[str, ProbeRequest]:
+    return {r.symbol: r for r in requests}
+
+
+def test_the_27b_is_probed_at_its_own_shapes() -> None:
+    tree = declare.find_tree(observed.transformers_base("5.24.0").site / "transformers")
+    declaration = declare.declare(declare.read_config(str(examples() / "qwen3.8-27b")), tree)
+    found = by_symbol(plan(declaration, PACKED))
+    assert set(found) == {"chunk_gated_delta_rule", "causal_conv1d_fn", "scaled_dot_product_attention"}
+    delta = found["chunk_gated_delta_rule"]
+    assert delta.cases[0].shape == {"k_heads": 48, "v_heads": 48, "k_dim": 128, "v_dim": 128}
+    assert found["causal_conv1d_fn"].cases[0].shape == {
+        "channels": 2 * 16 * 128 + 48 * 128,
+        "width": 4,
+        "activation": "silu",
+        "bias": False,
+    }
+    attention = found["scaled_dot_product_attention"].cases[0]
+    assert attention.shape == {"q_heads": 24, "kv_heads": 4, "head_dim": 256}
+    assert {1, 63, 64, 65} <= set(delta.cases[0].lengths)
+    assert all(sum(r.cases[-1].lengths) == TRAINING_LENGTH for r in found.values())
+    assert delta.cases[0].force
+    assert delta.cases[0].packed
+    assert delta.dtype == "bfloat16"
+    assert next(p.model_type for p in language_parts(declaration)) == "qwen3_5_text"
+
+
+@pytest.mark.parametrize(
+    ("raw", "symbol", "op", "shape"),
+    [
+        (configs.QWEN3_NEXT, "chunk_gated_delta_rule", "gated_delta_rule", {"k_heads": 4, "k_dim": 16}),
+        (configs.MAMBA2, "mamba_split_conv1d_scan_combined", "split_conv1d_scan", {"heads": 8, "groups": 1}),
+        (configs.BAMBA, "mamba_split_conv1d_scan_combined", "split_conv1d_scan", {"heads": 8, "state": 16}),
+        (configs.JAMBA, "selective_scan_fn", "selective_scan", {"channels": 128, "state": 8}),
+        (configs.LLAMA, "scaled_dot_product_attention", "sdpa", {"q_heads": 4, "kv_heads": 2, "head_dim": 16}),
+    ],
+    ids=["qwen3_next", "mamba2", "bamba", "jamba", "llama"],
+)
+def test_other_architectures(raw: dict[str, Any], symbol: str, op: str, shape: dict[str, int], tmp_path: Path) -> None:
+    found = by_symbol(plan(declared(tmp_path, raw), Intent()))
+    assert found[symbol].op == op
+    assert shape.items() <= dict(found[symbol].cases[0].shape).items()
+    assert not found[symbol].cases[0].packed or op == "sdpa"
+
+
+def test_the_runs_own_choices_bring_kernels_in(tmp_path: Path) -> None:
+    declaration = declared(tmp_path, configs.QWEN3_NEXT)
+    found = by_symbol(plan(declaration, Intent(liger=True, attn_implementation="flash_attention_2")))
+    assert found["flash_attn_varlen_func"].op == "flash_varlen"
+    assert found["grouped_mm"].cases[0].shape["experts"] == 4
+    assert {s for s in found if s.startswith("liger")} == {
+        "liger_fused_linear_cross_entropy", "liger_rms_norm", "liger_swiglu",
+    }  # fmt: skip
+    eager = by_symbol(plan(declaration, Intent(experts_implementation="eager", attn_implementation="some-hub/attn")))
+    assert "grouped_mm" not in eager
+    assert eager["some-hub/attn"].op == ""
+
+
+def test_what_the_configuration_does_not_tell_has_no_probe(tmp_path: Path) -> None:
+    raw = {k: v for k, v in configs.QWEN3_5.items() if k != "linear_key_head_dim"}
+    found = by_symbol(plan(declared(tmp_path, raw), Intent()))
+    assert found["chunk_gated_delta_rule"].op == ""
+
+
+def test_decoding_probes_the_one_token_kernels_and_expects_no_backward(tmp_path: Path) -> None:
+    found = by_symbol(plan(declared(tmp_path, configs.QWEN3_5), Intent(phase=Phase.DECODING)))
+    one = found["fused_recurrent_gated_delta_rule"]
+    assert one.op == "recurrent_gated_delta_rule"
+    assert not one.trains
+    assert one.cases[0].lengths == (1,)
+    assert one.cases[0].state
+
+
+def test_the_digest_of_shapes_changes_with_them_and_not_with_their_order(tmp_path: Path) -> None:
+    requests = plan(declared(tmp_path, configs.QWEN3_5), PACKED)
+    assert shapes_digest(requests) == shapes_digest(tuple(reversed(requests)))
+    assert shapes_digest(requests) != shapes_digest(plan(declared(tmp_path, configs.QWEN3_5), PACKED, length=512))
+    assert shapes_digest(requests) != shapes_digest([replace(r, dtype="float16") for r in requests])
+
+
+def test_an_environment_file_cannot_be_verified(tmp_path: Path) -> None:
+    with pytest.raises(UndeterminedError, match="nothing can be executed"):
+        verify(declared(tmp_path, configs.LLAMA), Intent(), Environment(origin="file e.json", live=False))
+
+
+def test_the_warm_cache_is_where_a_training_process_will_look(tmp_path: Path) -> None:
+    found = worker_environment({"PATH": "/bin"}, level=Level.GPU, warm_cache=tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    assert found["TRITON_CACHE_DIR"] == str(tmp_path / "a" / "b")
+    assert cache_variables(tmp_path / "a" / "b").items() <= found.items()
+    assert "TRITON_INTERPRET" not in found
+    assert worker_environment({}, level=Level.INTERPRETED, warm_cache=None) == {"TRITON_INTERPRET": "1"}
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot make the cache folder"):
+        worker_environment({}, level=Level.GPU, warm_cache=tmp_path / "file" / "x")
+
+
+def test_a_whole_model_without_a_gpu(tmp_path: Path) -> None:
+    """Everything is right and isolated there, and still no number passes."""
+    env = observed.environment(tmp_path / "env", "5.24.0", packages.working())
+    environment = observe(str(env.python), gpu=False)
+    declaration = declared(tmp_path / "m", configs.QWEN3_5)
+    # The convolution is not what this model is bound to, so what it computes does not matter.
+    module = "transformers.models.qwen3_5.modeling_qwen3_5"
+    bound = Bindings(bindings=(Binding(symbol="causal_conv1d_fn", module=module, bound_to=BoundTo.TORCH),))
+    said: list[str] = []
+    verdict = verify(
+        declaration,
+        PACKED,
+        environment,
+        bindings=bound,
+        level=Level.INTERPRETED,
+        timeout=300.0,
+        length=67,
+        shards=1,
+        progress=said.append,
+    )
+    assert {p.symbol: p.outcome for p in verdict.probes} == {
+        "chunk_gated_delta_rule": Outcome.RIGHT,
+        "scaled_dot_product_attention": Outcome.RIGHT,
+    }
+    assert [c.isolated for c in verdict.isolation] == [True, False, False, False]
+    assert any(text.startswith("1/2 chunk_gated_delta_rule") for text in said)
+    document = to_document(verdict)
+    assert violations(document) == []
+    assert from_document(document, source="x") == verdict
+    assert {row["numbers"] for row in document["probes"]} == {"unknown"}
+    assert verdict.fingerprint.transformers == "5.24.0"
+    assert verdict.fingerprint.distributions["fla-core"] == "0.6.0"
+    found = {f.code: f.status for f in findings(verdict)}
+    assert found == {"interpreted": Status.PASS, "isolation-not-verified": Status.UNKNOWN}
+
+
+def test_at_the_import_level_nothing_is_executed(tmp_path: Path) -> None:
+    files = packages.working()
+    del files["fla/ops/gated_delta_rule/__init__.py"]
+    files["fla/__init__.py"] = files["fla/ops/__init__.py"] = ""
+    env = observed.environment(tmp_path / "env", "5.24.0", files)
+    verdict = verify(
+        declared(tmp_path / "m", configs.QWEN3_5), PACKED, observe(str(env.python), gpu=False), level=Level.IMPORT
+    )
+    found = {p.symbol: p.outcome for p in verdict.probes}
+    assert found["causal_conv1d_fn"] is Outcome.LOADED
+    assert found["chunk_gated_delta_rule"] is Outcome.RAISED
+    assert verdict.isolation == ()
+    assert {f.code: f.status for f in findings(verdict)} == {"loads": Status.PASS, "kernel-raises": Status.FAIL}
