@@ -189,7 +189,7 @@ def configs(draw: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(raw=configs())
 def test_any_config_gives_a_declaration_or_an_error_of_ours(version: str, raw: dict[str, Any]) -> None:
     try:

@@ -31,12 +31,12 @@ def read_config(model: str) -> ModelConfig:
         is_local = path.exists() or path.is_symlink()
     except OSError as error:  # a name that is too long, a parent that may not be searched
         raise InputError(
-            f"{_shown(model)} cannot be looked at: {error.strerror or error}.",
+            f"{shown(model)} cannot be looked at: {error.strerror or error}.",
             hint="check the path and its permissions",
         ) from error
     except (ValueError, RuntimeError) as error:  # an embedded null byte, the home of a user who does not exist
         raise InputError(
-            f"{_shown(model)} is not a path: {error}.", hint="give a config.json, its folder or a hub id"
+            f"{shown(model)} is not a path: {error}.", hint="give a config.json, its folder or a hub id"
         ) from error
     if is_local:
         file = _config_in(path)
@@ -69,7 +69,7 @@ def parse_config(raw: object, *, source: str, folder: Path | None = None) -> Mod
     model_type = raw["model_type"]
     if not isinstance(model_type, str) or not model_type.strip():
         raise InputError(
-            f"{source}: model_type is {_shown(json.dumps(model_type))}, but must be a non-empty string.",
+            f"{source}: model_type is {shown(json.dumps(model_type))}, but must be a non-empty string.",
             hint='for example "model_type": "qwen3_5"',
         )
     architectures = raw.get("architectures")
@@ -214,7 +214,11 @@ def _what_it_is(raw: Mapping[str, Any]) -> str:
         return "; it is the configuration of a processor"
     if "_class_name" in raw or "_diffusers_version" in raw:
         return "; it is the configuration of a diffusers pipeline"
-    return f"; its keys are {', '.join(sorted(map(str, raw))[:5])}" if raw else "; it is an empty object"
+    return (
+        f"; its keys are {', '.join(shown(key) for key in sorted(map(str, raw))[:5])}"
+        if raw
+        else "; it is an empty object"
+    )
 
 
 def _missing(model: str, path: Path) -> InputError:
@@ -232,16 +236,16 @@ def _missing(model: str, path: Path) -> InputError:
     near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.6)
     hint = "give a config.json, a folder that holds one, or a hub id such as Qwen/Qwen3-0.6B"
     if near:
-        return InputError(f"{_shown(model)} does not exist; {parent} has {near[0]}.", hint=f"give {parent / near[0]}")
+        return InputError(f"{shown(model)} does not exist; {parent} has {near[0]}.", hint=f"give {parent / near[0]}")
     if path.parent.is_dir():
-        return InputError(f"{_shown(model)} does not exist; {parent} has nothing of a similar name.", hint=hint)
-    return InputError(f"{_shown(model)} does not exist; {parent} does, {wanted} in it does not.", hint=hint)
+        return InputError(f"{shown(model)} does not exist; {parent} has nothing of a similar name.", hint=hint)
+    return InputError(f"{shown(model)} does not exist; {parent} does, {wanted} in it does not.", hint=hint)
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """User input, shortened for an error line, without control characters."""
     clean = "".join(c if c.isprintable() else "?" for c in text)
     return clean if len(clean) <= 120 else f"{clean[:117]}..."
 
 
-__all__ = ["MAX_BYTES", "parse_config", "read_config"]
+__all__ = ["MAX_BYTES", "parse_config", "read_config", "shown"]

@@ -22,6 +22,9 @@ _OTHER_DECORATORS = frozenset(
 )
 
 
+_IMPORT = re.compile(r"\s*(from|import)\s")
+
+
 def declare(config: ModelConfig, tree: TransformersTree) -> Declaration:
     """Reads every fast path that the code of `config` can use in this transformers.
 
@@ -29,10 +32,36 @@ def declare(config: ModelConfig, tree: TransformersTree) -> Declaration:
         InputError: This transformers does not know the configuration's model_type.
         UndeterminedError: It does not, but the configuration brings code of its own.
     """
-    source = Source(tree)
-    index = Index(source)
-    kernels = Kernels()
+    return Reader(tree).declare(config)
+
+
+class Reader:
+    """Declares many models of one transformers tree, reading each file at most once."""
+
+    def __init__(self, tree: TransformersTree) -> None:
+        self.tree = tree
+        self._source = Source(tree)
+        self._index = Index(self._source)
+        self._kernels = Kernels()
+
+    def model_types(self) -> tuple[str, ...]:
+        """Every model_type that this transformers knows, sorted."""
+        return self._index.types()
+
+    def declare(self, config: ModelConfig) -> Declaration:
+        """Like the function of the same name."""
+        return _declare(config, self.tree, self._index, self._kernels)
+
+
+def _declare(
+    config: ModelConfig,
+    tree: TransformersTree,
+    index: Index,
+    kernels: Kernels,
+) -> Declaration:
+    source = index.source
     unknowns: list[str] = []
+    source.start()
     parts = resolve_parts(config, index)
     found: dict[tuple[str, int, str, str], FastPath] = {}
     reached: dict[str, frozenset[str]] = {}
@@ -81,7 +110,7 @@ def declare(config: ModelConfig, tree: TransformersTree) -> Declaration:
         if followed.reason is not None:
             unknowns.append(f"How the model uses its kernels could not be followed: {followed.reason}.")
     modes = read_modes(Reading(config=config, index=index, parts=parts, paths=paths, unknowns=unknowns))
-    unknowns += source.problems
+    unknowns += source.problems()
     # Where transformers has the class itself, `auto_map` is only followed with trust_remote_code=True.
     completed = replace(config, parts=tuple(part.sub for part in parts), remote_code=())
     return Declaration(
@@ -122,7 +151,9 @@ def unconsumed(
     for local in markers | set(imported):
         name = imported.get(local) or local
         for line in _lines_with(rf"\b{re.escape(local)}\b", module):
-            is_import = any(line in span for span in module.import_lines)
+            is_import = any(line in span for span in module.import_lines) or _IMPORT.match(
+                module.text.splitlines()[line - 1]
+            )
             if line in lines and not is_import and not {(name, line), (name, 0)} & consumed:
                 yield f"{module.file}:{line} uses {name} in a way that is not understood here."
     for package in packages:
@@ -149,4 +180,4 @@ def _reached_lines(module: ParsedModule, reached: frozenset[str]) -> set[int]:
     return lines
 
 
-__all__ = ["declare", "unconsumed"]
+__all__ = ["Reader", "declare"]

@@ -28,7 +28,7 @@ from kernelguard.declare.symbolic.values import (
     Value,
     is_known,
 )
-from kernelguard.declare.values import BindingKind, Boundary, FastPath, LayerKind
+from kernelguard.declare.values import BindingKind, Boundary, FastPath, LayerKind, Requirement
 
 _LAYER_LISTS = ("layer_types", "layers_block_type")
 Key = tuple[str, str]
@@ -101,7 +101,7 @@ def _describe(
     if path.binding.kind is BindingKind.AT_CALL:
         return replace(path, layers=layers)
     called = any(_is(kernel, path) for kernel, _ in machine.calls)
-    if run and not called and layers:
+    if run and not called and layers and path.requirement is not Requirement.HARD:
         if path.gate is not None and path.gate.decides and path.binding.name in path.gate.members:
             return replace(path, layers=layers, detail=f"Never called, but {path.gate.name} wants it to be there.")
         return replace(path, layers=0, detail="With this configuration no layer calls it.")

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from kernelguard.declare.config import shown
 from kernelguard.declare.index import Index, TypeEntry
 from kernelguard.declare.known_types import first_version
 from kernelguard.declare.source import ParsedModule, Source, dotted
@@ -85,12 +86,12 @@ def unknown_type(config: ModelConfig, index: Index) -> KernelguardError:
     """What to say about a model_type that this transformers does not know."""
     version = index.source.tree.version
     known_since = first_version(config.model_type)
-    what = f"transformers {version} does not know the model_type {config.model_type[:80]!r} of {config.source}"
+    what = f"transformers {version} does not know the model_type {shown(config.model_type)!r} of {config.source}"
     if known_since is not None and known_since > version:
         return InputError(f"{what}; {known_since} does.", hint=f"pip install 'transformers>={known_since}'")
     if config.remote_code:
         return UndeterminedError(
-            f"{what}: it comes with code of its own ({config.remote_code[0]}), which was not read.",
+            f"{what}: it comes with code of its own ({shown(config.remote_code[0])}), which was not read.",
             hint="read that code yourself, or wait for a transformers release that has the model",
         )
     near = index.nearest(config.model_type)

@@ -184,21 +184,30 @@ class Source:
 
     def __init__(self, tree: TransformersTree) -> None:
         self.tree = tree
-        self.problems: list[str] = []
-        """Files that could not be read or parsed, one sentence each."""
+        self._problems: dict[str, str] = {}
+        self._touched: set[str] = set()
         self._texts: dict[str, str | None] = {}
         self._modules: dict[str, ParsedModule | None] = {}
         self._fragments: dict[tuple[str, str], ast.stmt | None] = {}
 
+    def start(self) -> None:
+        """From here on, `problems` tells about the files that are asked for from now on."""
+        self._touched.clear()
+
+    def problems(self) -> list[str]:
+        """Files asked for that could not be read or parsed, one sentence each."""
+        return [self._problems[file] for file in sorted(self._touched & set(self._problems))]
+
     def text(self, file: str) -> str | None:
         """A file's text, or None when there is no such file."""
+        self._touched.add(file)
         if file not in self._texts:
             try:
                 self._texts[file] = (self.tree.root / file).read_text(encoding="utf-8")
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 self._texts[file] = None
             except (OSError, UnicodeDecodeError) as error:
-                self.problems.append(f"{file} could not be read: {error}.")
+                self._problems[file] = f"{file} could not be read: {error}."
                 self._texts[file] = None
         return self._texts[file]
 
@@ -230,6 +239,7 @@ class Source:
 
     def module(self, file: str) -> ParsedModule | None:
         """A parsed file, or None when it is missing or not Python (then a problem is noted)."""
+        self._touched.add(file)
         if file not in self._modules:
             self._modules[file] = self._parse(file)
         return self._modules[file]
@@ -272,7 +282,7 @@ class Source:
         try:
             body = ast.parse(text, file).body
         except (SyntaxError, ValueError, RecursionError) as error:
-            self.problems.append(f"{file} is not Python that this interpreter can parse: {error}.")
+            self._problems[file] = f"{file} is not Python that this interpreter can parse: {error}."
             return None
         name = "transformers." + file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         module = ParsedModule(path=self.tree.root / file, file=file, name=name, text=text, body=body)

@@ -138,6 +138,8 @@ class FastPath:
     """The code asks for that helper by name, but this transformers has none: the installed package is never used."""
     hub_first: bool = False
     """With a usable `kernels` package the hub is asked first and the installed package is not tried."""
+    optional: bool = False
+    """A small gain beside the model's main work: its absence is worth a remark, not a refusal."""
     disabled_by: str = ""
     """The setting of this config that switches the kernel off, `use_mamba_kernels=False`; empty when none does."""
     detail: str = ""

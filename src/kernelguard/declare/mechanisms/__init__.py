@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from kernelguard.declare.index import Index, default_of
 from kernelguard.declare.knowledge import Kernels
 from kernelguard.declare.modes import ModeFact
-from kernelguard.declare.source import ParsedModule, Source, called
+from kernelguard.declare.source import ParsedModule, Source, called, dotted
 from kernelguard.declare.values import FastPath, Phase
 
 if TYPE_CHECKING:
@@ -96,9 +96,17 @@ def users_of(module: ParsedModule, name: str, reached: AbstractSet[str]) -> tupl
             if user in names or user == current or current not in module.names_used_by(user):
                 continue
             names.add(user)
-            if not isinstance(module.definitions.get(user), ast.ClassDef):
+            if not _is_layer(module.definitions.get(user)):
                 todo.add(user)
-    return tuple(n for n, d in module.definitions.items() if n in names and isinstance(d, ast.ClassDef))
+    return tuple(n for n, d in module.definitions.items() if n in names and _is_layer(d))
+
+
+def _is_layer(node: ast.stmt | None) -> bool:
+    """A class that is built; an autograd function is called through its class, like a function."""
+    is_autograd = isinstance(node, ast.ClassDef) and any(
+        (dotted(b) or "").endswith("autograd.Function") for b in node.bases
+    )
+    return isinstance(node, ast.ClassDef) and not is_autograd
 
 
 @cache

@@ -259,6 +259,9 @@ class Machine(Expressions):
         """`value.name`."""
         if isinstance(value, Instance):
             return self._instance_attribute(value, name)
+        if isinstance(value, (Kernel, KernelObject)):
+            # A function of a kernel module counts as the kernel.
+            return KernelObject(value if isinstance(value, Kernel) else value.kernel)
         if isinstance(value, External):
             return External(f"{value.name}.{name}" if len(value.name) < _MAX_NAME else f"?.{name}")
         if isinstance(value, (Seq, Table, str, tuple, set, Builtin)):
@@ -463,7 +466,7 @@ class Machine(Expressions):
             if isinstance(function, Kernel) and kernel.is_class:
                 return KernelObject(kernel)
             self.calls.append((kernel, arguments))
-            return UNKNOWN
+            return External(f"{kernel.name}()")
         if isinstance(function, KernelLoader):
             return function.results
         if isinstance(function, Function):
@@ -528,9 +531,7 @@ class Machine(Expressions):
             owner, instance = this.this
             return self._call_super(owner, instance, function.name, arguments)
         if isinstance(this, ClassValue):
-            if function.name in {"_from_config", "from_config"} and not self.is_config(this):
-                return self.instantiate(this, arguments)
-            return self._config_from_dict(this, function.name, arguments)
+            return self._call_class_method(this, function.name, arguments)
         if isinstance(this, (Signal, Instance)):
             return this
         if arguments.rest is not None and isinstance(this, Table):
@@ -538,7 +539,17 @@ class Machine(Expressions):
             return UNKNOWN
         return library.call_method(this, function.name, arguments.positional, arguments.keywords, self.uncertain)
 
-    def _config_from_dict(self, cls: ClassValue, name: str, arguments: Arguments) -> Value:
+    def _call_class_method(self, cls: ClassValue, name: str, arguments: Arguments) -> Value:
+        """A method that the class inherits from outside the tree."""
+        if name in {"_from_config", "from_config"} and not self.is_config(cls):
+            return self.instantiate(cls, arguments)
+        if name == "apply":  # of torch.autograd.Function
+            found = self.find_in_class(cls, "forward")
+            if found is not None and isinstance(found[1], ast.FunctionDef):
+                bound = Arguments([UNKNOWN, *arguments.positional], arguments.keywords, arguments.rest)
+                return self.run(Function(found[0].module, found[1], found[0]), bound)
+        if cls.key in self.relevant and not self.is_config(cls):
+            self.lost = self.lost or f"{cls.node.name}.{name} is called, which is defined elsewhere"
         given = arguments.positional[0] if arguments.positional else None
         if name == "from_dict" and self.is_config(cls) and isinstance(given, Table) and not given.vague:
             return self.instantiate(cls, Arguments(keywords={str(k): v for k, v in given.items()}))
