@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
+from kernelguard.declare.choices import read_modes
 from kernelguard.declare.follow import builds_without_kernels, follow
 from kernelguard.declare.index import Index
 from kernelguard.declare.knowledge import Kernels
 from kernelguard.declare.mechanisms import Context, mechanisms
 from kernelguard.declare.reach import resolve_parts
-from kernelguard.declare.reading import Reading, read_modes
+from kernelguard.declare.reading import Reading
 from kernelguard.declare.source import ParsedModule, Source, called
 from kernelguard.declare.values import Declaration, FastPath, LayerKind, ModelConfig, TransformersTree
 

@@ -169,14 +169,4 @@ class CacheSplit:
     line: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApexNorm:
-    """A norm that becomes NVIDIA apex's fused one when apex can be imported (up to 5.6)."""
-
-    name: str
-    model_type: str
-    file: str
-    line: int
-
-
-ModeFact = HubLayers | HubLoad | Attention | Experts | Mxfp4 | LigerSupport | AlwaysSlow | CacheSplit | ApexNorm
+ModeFact = HubLayers | HubLoad | Attention | Experts | Mxfp4 | LigerSupport | AlwaysSlow | CacheSplit

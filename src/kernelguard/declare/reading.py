@@ -1,4 +1,4 @@
-"""What do the mechanisms that are no kernel bindings look at? The resolved parts of a model and the paths found."""
+"""What do the choices look at? The resolved parts of a model, and the fast paths that were found in them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from packaging.version import InvalidVersion, Version
 
 from kernelguard.declare.index import Index
-from kernelguard.declare.mechanisms import mode_mechanisms
-from kernelguard.declare.modes import KernelsWindow, ModeFact
+from kernelguard.declare.modes import KernelsWindow
 from kernelguard.declare.reach import Part
 from kernelguard.declare.source import ParsedModule, Source
 from kernelguard.declare.values import FastPath, ModelConfig
@@ -65,14 +64,9 @@ def kernels_window(source: Source) -> KernelsWindow:
     return KernelsWindow(minimum=bounds[0], maximum=bounds[1])
 
 
-def read_modes(reading: Reading) -> tuple[ModeFact, ...]:
-    """What every such mechanism says about the model, in the order of the mechanisms' names."""
-    return tuple(fact for mechanism in mode_mechanisms() for fact in mechanism.modes(reading))
-
-
 def literal_text(value: object) -> str | None:
     """A value when it is a non-empty text."""
     return value if isinstance(value, str) and value else None
 
 
-__all__ = ["Reading", "kernels_window", "literal_text", "read_modes"]
+__all__ = ["Reading", "kernels_window", "literal_text"]

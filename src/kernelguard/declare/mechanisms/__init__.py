@@ -9,17 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cache
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 from kernelguard.declare.index import Index, default_of
 from kernelguard.declare.knowledge import Kernels
-from kernelguard.declare.modes import ModeFact
 from kernelguard.declare.source import ParsedModule, Source, called, dotted
 from kernelguard.declare.values import FastPath, Phase
-
-if TYPE_CHECKING:
-    from kernelguard.declare.reading import Reading
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,15 +73,6 @@ class Mechanism(Protocol):
         """The fast paths of one modeling module that the part's classes can reach."""
 
 
-class ModeMechanism(Protocol):
-    """What a file offers when the choice is made after the import: when the model is built, or when it is called."""
-
-    NAME: str
-
-    def modes(self, reading: Reading) -> Iterable[ModeFact]:
-        """What the code can choose between, for the whole model."""
-
-
 def users_of(module: ParsedModule, name: str, reached: AbstractSet[str]) -> tuple[str, ...]:
     """The reached classes of a module that use a module-level name, directly or through the module's functions."""
     names, todo = set(), {name}
@@ -111,20 +97,9 @@ def _is_layer(node: ast.stmt | None) -> bool:
 
 @cache
 def mechanisms() -> tuple[Mechanism, ...]:
-    """Every mechanism that binds kernels, in the order of the file names."""
-    return tuple(cast("Mechanism", module) for module in _files() if hasattr(module, "find"))
-
-
-@cache
-def mode_mechanisms() -> tuple[ModeMechanism, ...]:
-    """Every mechanism that decides later than at import, in the order of the file names."""
-    return tuple(cast("ModeMechanism", module) for module in _files() if hasattr(module, "modes"))
-
-
-@cache
-def _files() -> tuple[ModuleType, ...]:
+    """Every mechanism, in the order of the file names."""
     names = sorted(info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_"))
-    return tuple(importlib.import_module(f"{__name__}.{name}") for name in names)
+    return tuple(cast("Mechanism", importlib.import_module(f"{__name__}.{name}")) for name in names)
 
 
 def reached_decorators(

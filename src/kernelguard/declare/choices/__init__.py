@@ -1,0 +1,36 @@
+"""What is chosen after the import: when a model is built, or when it is called. One file each; adding one adds a file.
+
+`mechanisms/` has what binds a kernel to a name of the modeling module, where a worker can look at it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable
+from functools import cache
+from typing import Protocol, cast
+
+from kernelguard.declare.modes import ModeFact
+from kernelguard.declare.reading import Reading
+
+
+class Choice(Protocol):
+    """What each file of this package offers at module level."""
+
+    NAME: str
+
+    def modes(self, reading: Reading) -> Iterable[ModeFact]:
+        """What the code can choose between, for the whole model."""
+
+
+@cache
+def choices() -> tuple[Choice, ...]:
+    """Every choice, in the order of the file names."""
+    names = sorted(info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_"))
+    return tuple(cast("Choice", importlib.import_module(f"{__name__}.{name}")) for name in names)
+
+
+def read_modes(reading: Reading) -> tuple[ModeFact, ...]:
+    """What every choice says about the model."""
+    return tuple(fact for choice in choices() for fact in choice.modes(reading))
