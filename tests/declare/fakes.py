@@ -123,6 +123,8 @@ class ShortConvolution(torch.nn.Conv1d):
     def forward(self, x, *args, **kwargs):
         return short_convolution(x, **kwargs)
 """,
+    "apex/__init__.py": "",
+    "apex/normalization.py": "import torch\nclass FusedRMSNorm(torch.nn.LayerNorm): pass\n",
     "mambapy/__init__.py": "",
     "mambapy/pscan.py": "def pscan(*args): raise NotImplementedError\n",
 }

@@ -36,7 +36,7 @@ def index(version: str) -> Index:
 @cache
 def kernel_modules(version: str) -> tuple[str, ...]:
     """Every modeling module whose text names a kernel package, found by text search alone."""
-    words = ("causal_conv1d", "mamba_ssm", "flash_linear_attention", '"fla"', "mambapy")
+    words = ("causal_conv1d", "mamba_ssm", "flash_linear_attention", '"fla"', "mambapy", "from apex")
     found = []
     for path in sorted((tree(version).root / "models").glob("*/modeling_*.py")):
         text = path.read_text()

@@ -14,7 +14,7 @@ from kernelguard.declare.knowledge import Kernels
 from kernelguard.declare.mechanisms import Context, mechanisms
 from kernelguard.declare.reach import resolve_parts
 from kernelguard.declare.reading import Reading
-from kernelguard.declare.source import ParsedModule, Source, called
+from kernelguard.declare.source import ParsedModule, Source, called, memo_of
 from kernelguard.declare.values import Declaration, FastPath, LayerKind, ModelConfig, TransformersTree
 
 # Known, and no fast path of this list: hub layers that a run asks for, expert implementations, and the old alias.
@@ -24,6 +24,7 @@ _OTHER_DECORATORS = frozenset(
 
 
 _IMPORT = re.compile(r"\s*(from|import)\s")
+_ANY_IMPORT = re.compile(r"^[ \t]*(?:from|import)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
 
 
 def declare(config: ModelConfig, tree: TransformersTree) -> Declaration:
@@ -143,32 +144,50 @@ def unknown_decorators(module: ParsedModule, reached: AbstractSet[str]) -> Itera
 
 
 def unconsumed(
-    module: ParsedModule, reached: frozenset[str], consumed: AbstractSet[tuple[str, int]], packages: AbstractSet[str]
+    module: ParsedModule,
+    reached: frozenset[str],
+    consumed: AbstractSet[tuple[str, int]],
+    packages: AbstractSet[str],
 ) -> Iterator[str]:
     """What looks like a fast path in reached code, but was understood by no mechanism."""
-    markers = {marker for mechanism in mechanisms() for marker in mechanism.MARKERS if marker in module.text}
-    imported = {local: i.name for local, i in module.imports.items() if i.name in markers}
-    lines = _reached_lines(module, reached)
-    for local in markers | set(imported):
-        name = imported.get(local) or local
-        for line in _lines_with(rf"\b{re.escape(local)}\b", module):
-            is_import = any(line in span for span in module.import_lines) or _IMPORT.match(
-                module.text.splitlines()[line - 1]
-            )
-            if line in lines and not is_import and not {(name, line), (name, 0)} & consumed:
+    marked = memo_of(module, "marked", lambda: list(_marked(module)))
+    imported = memo_of(module, "imported", lambda: list(_imported(module)))
+    left = [(n, line) for n, line in marked if not {(n, line), (n, 0)} & consumed]
+    left_imports = [(n, line) for n, line in imported if n in packages and not {(n, line), (n, 0)} & consumed]
+    if left or left_imports:
+        lines = _reached_lines(module, reached)
+        for name, line in left:
+            if line in lines:
                 yield f"{module.file}:{line} uses {name} in a way that is not understood here."
-    for package in packages:
-        for line in _lines_with(rf"^\s*(?:from|import)\s+{re.escape(package)}\b", module):
-            if line in lines and not {(package, line), (package, 0)} & consumed:
-                yield f"{module.file}:{line} imports {package} in a way that is not understood here."
+        for name, line in left_imports:
+            if line in lines:
+                yield f"{module.file}:{line} imports {name} in a way that is not understood here."
 
 
-def _lines_with(pattern: str, module: ParsedModule) -> Iterator[int]:
+def _marked(module: ParsedModule) -> Iterator[tuple[str, int]]:
+    """Every line that names a marker outside of imports and comments, aliases seen through."""
+    markers = {marker for mechanism in mechanisms() for marker in mechanism.MARKERS if marker in module.text}
+    aliases = {local: i.name for local, i in module.imports.items() if i.name in markers}
+    lines = module.text.splitlines() if markers else []
+    for local in sorted(markers | set(aliases)):
+        for line in _lines_with(rf"\b{re.escape(local)}\b", module.text):
+            is_import = any(line in span for span in module.import_lines) or _IMPORT.match(lines[line - 1])
+            if not is_import:
+                yield aliases.get(local) or local, line
+
+
+def _imported(module: ParsedModule) -> Iterator[tuple[str, int]]:
+    """The top-level name of every absolute import in the file, at any depth, with its line."""
+    for match in _ANY_IMPORT.finditer(module.text):
+        yield match.group(1), module.text.count("\n", 0, match.start(1)) + 1
+
+
+def _lines_with(pattern: str, text: str) -> Iterator[int]:
     """The numbers of the lines on which a pattern matches, comments left out."""
-    for match in re.finditer(pattern, module.text, re.MULTILINE):
-        start = module.text.rfind("\n", 0, match.start() + 1) + 1
-        if "#" not in module.text[start : match.start()]:
-            yield module.text.count("\n", 0, match.end()) + 1
+    for match in re.finditer(pattern, text):
+        start = text.rfind("\n", 0, match.start()) + 1
+        if "#" not in text[start : match.start()]:
+            yield text.count("\n", 0, match.start()) + 1
 
 
 def _reached_lines(module: ParsedModule, reached: frozenset[str]) -> set[int]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kernelguard.declare.values import TransformersTree
 
+T = TypeVar("T")
 TopLevel = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 """What a module-level name can be defined as; anything else is an assignment."""
 
@@ -71,6 +72,14 @@ class ParsedModule:
                 used = frozenset() if value is None else frozenset(loaded_names(value))
             self._names[name] = used
         return self._names[name]
+
+
+def memo_of(module: ParsedModule, key: str, make: Callable[[], T]) -> T:
+    """What `make` says about a module, worked out once."""
+    if key not in module.memo:
+        module.memo[key] = make()
+    found: T = module.memo[key]
+    return found
 
 
 def walk(node: ast.AST) -> Iterator[ast.AST]:
