@@ -63,9 +63,9 @@ def check_lock(
     return tuple(findings)
 
 
-def take_inventory(python: Path, lock: Lock, *, deep: bool = False, timeout: float = 600.0) -> Inventory:
-    """Ask an interpreter what it has; raises as `check_lock`."""
-    hashed = sorted({p.name for p in lock.pins if p.role is Role.KERNEL} | _ALWAYS_HASHED)
+def take_inventory(python: Path, lock: Lock | None, *, deep: bool = False, timeout: float = 600.0) -> Inventory:
+    """Ask an interpreter what it has; raises as `check_lock`. Without a lock nothing is hashed."""
+    hashed = sorted({p.name for p in lock.pins if p.role is Role.KERNEL} | _ALWAYS_HASHED) if lock is not None else []
     try:
         result = run_worker(str(python), "inventory", {"hash": hashed, "hash_all": deep}, timeout=timeout)
     except OSError as error:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import hashlib
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from kernelguard.errors import InputError, UndeterminedError
 from kernelguard.judge.values import Finding
 from kernelguard.lock.check import Inventory, check_lock, hub_place, take_inventory
 from kernelguard.lock.files import requirements
-from kernelguard.lock.tools import Tools, make_tools
+from kernelguard.lock.tools import Tools, make_tools, run
 from kernelguard.lock.values import HubPin, Lock
 from kernelguard.sources.http import write_whole
 from kernelguard.sources.hub import Hub, HubFile
 
 _KEPT = frozenset({"pip"})
-_DAMAGED = frozenset({"file-changed", "lock-other-build", "lock-record", "torch-moved", "lock-version"})
+_REPAIRED = frozenset(
+    {"lock-missing", "file-changed", "lock-other-build", "lock-record", "torch-moved", "lock-version"}
+)
 
 
 def sync(
@@ -39,45 +40,56 @@ def sync(
         ToolError: pip failed; a hash that does not match is one reason.
         UndeterminedError: a hub kernel is not there yet, and no hub was given, or it does not answer.
     """
-    inventory = take_inventory(python, lock)
+    if not keep_extra and _prefix_of(python) == Path(sys.prefix).resolve():
+        raise InputError(
+            f"{python} is the environment that kernelguard itself runs in; making it exactly the lock would remove it",
+            hint="give the training environment with --python, or keep what is there with --keep-extra",
+        )
+    inventory = take_inventory(python, None)
     if f"{inventory.python.major}.{inventory.python.minor}" != lock.target.python:
         raise InputError(
             f"{python} is Python {inventory.python}, the lock is for {lock.target.python}",
             hint=f"python{lock.target.python} -m venv env, then --python env/bin/python",
         )
-    if not keep_extra and inventory.prefix.resolve() == Path(sys.prefix).resolve():
-        raise InputError(
-            f"{python} is the environment that kernelguard itself runs in; making it exactly the lock would remove it",
-            hint="give the training environment with --python, or keep what is there with --keep-extra",
-        )
-    tools = make_tools(cache, Path(sys.executable))
-    unwanted = _to_remove(lock, python, inventory, keep_extra=keep_extra)
-    if unwanted:
-        _pip(tools, python, "uninstall", "--yes", *unwanted, timeout=timeout)
-    with tempfile.TemporaryDirectory(prefix="kernelguard-") as folder:
-        listed = Path(folder, "requirements.txt")
-        listed.write_text(requirements(lock), encoding="utf-8")
-        options = ["--require-hashes", "--no-deps", "--only-binary=:all:", "--no-input"]
-        _pip(tools, python, "install", *options, "-r", str(listed), timeout=timeout)
+    wrong = _wrong(lock, python, inventory)
+    unwanted = set() if keep_extra else _extra(lock, inventory)
+    if wrong or unwanted:
+        tools = make_tools(cache, Path(sys.executable))
+        # pip takes a damaged distribution for an installed one, so it goes first.
+        gone = sorted((wrong | unwanted) & set(inventory.distributions))
+        if gone:
+            _pip(tools, python, "uninstall", "--yes", *gone, timeout=timeout)
+        if wrong:
+            _install(lock, tools, python, timeout)
     for pin in lock.hub:
         _place(pin, inventory.prefix, hub)
     return check_lock(lock, python, timeout=timeout)
 
 
-def _to_remove(lock: Lock, python: Path, inventory: Inventory, *, keep_extra: bool) -> Sequence[str]:
-    """What is not in the lock, and what is but not as it should be; pip would take the latter for installed."""
+def _prefix_of(python: Path) -> Path:
+    return Path(run([str(python), "-c", "import sys; print(sys.prefix)"], timeout=60).strip()).resolve()
+
+
+def _extra(lock: Lock, inventory: Inventory) -> set[str]:
+    """What is installed and not in the lock."""
     known = {pin.name for pin in lock.pins} | {pin.name for pin in lock.sources} | _KEPT
-    unwanted = set() if keep_extra else set(inventory.distributions) - known
+    return set(inventory.distributions) - known
+
+
+def _wrong(lock: Lock, python: Path, inventory: Inventory) -> set[str]:
+    """Pins that are missing, damaged, of another build, or share a file with something."""
     pinned = {pin.name for pin in lock.pins}
-    damaged = {
-        name
-        for finding in check_lock(lock, python)
-        if finding.code in _DAMAGED
-        for name in pinned
-        if finding.reason.startswith((f"{name}:", f"{name} "))
-    }
-    damaged |= {owner for _, owners in inventory.shared for owner in owners if owner in pinned}
-    return sorted(unwanted | (damaged & set(inventory.distributions)))
+    told = [f.reason for f in check_lock(lock, python) if f.code in _REPAIRED]
+    named = {name for name in pinned for reason in told if reason.startswith((f"{name}:", f"{name} "))}
+    return named | {owner for _, owners in inventory.shared for owner in owners if owner in pinned}
+
+
+def _install(lock: Lock, tools: Tools, python: Path, timeout: float) -> None:
+    with tempfile.TemporaryDirectory(prefix="kernelguard-") as folder:
+        listed = Path(folder, "requirements.txt")
+        listed.write_text(requirements(lock), encoding="utf-8")
+        options = ["--require-hashes", "--no-deps", "--only-binary=:all:", "--no-input"]
+        _pip(tools, python, "install", *options, "-r", str(listed), timeout=timeout)
 
 
 def _pip(tools: Tools, python: Path, *arguments: str, timeout: float) -> None:
