@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,12 +35,29 @@ def probe(folder: Path, text: str, *, force: bool = True, shards: int = 1) -> Pr
     )
 
 
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ProbeResult]:
+    folder = tmp_path_factory.mktemp("autotuned")
+    jobs = {
+        "right": (triton_env.RIGHT, True, 2),
+        "one wrong": (triton_env.ONE_WRONG, True, 1),
+        "crashes": (triton_env.CRASHES, True, 1),
+        "not forced": (triton_env.RIGHT, False, 1),
+    }
+    with ThreadPoolExecutor(2) as pool:
+        done = {
+            name: pool.submit(probe, folder / name, text, force=force, shards=shards)
+            for name, (text, force, shards) in jobs.items()
+        }
+    return {name: job.result() for name, job in done.items()}
+
+
 def states(result: ProbeResult, kernel: str) -> dict[str, str]:
     return {c.config: c.state for c in result.configurations if c.kernel == kernel}
 
 
-def test_every_configuration_is_measured_in_parallel_shards(tmp_path: Path) -> None:
-    result = probe(tmp_path / "env", triton_env.RIGHT, shards=2)
+def test_every_configuration_is_measured_in_parallel_shards(results: dict[str, ProbeResult]) -> None:
+    result = results["right"]
     assert result.outcome is Outcome.RIGHT, result
     for kernel in ("swiglu_fwd_kernel", "swiglu_bwd_kernel"):
         assert set(states(result, kernel).values()) == {"right"}
@@ -51,8 +69,8 @@ def test_every_configuration_is_measured_in_parallel_shards(tmp_path: Path) -> N
     }
 
 
-def test_a_wrong_configuration_is_named_although_the_picked_one_is_right(tmp_path: Path) -> None:
-    result = probe(tmp_path / "env", triton_env.ONE_WRONG)
+def test_a_wrong_configuration_is_named_although_the_picked_one_is_right(results: dict[str, ProbeResult]) -> None:
+    result = results["one wrong"]
     assert [c.outcome for c in result.cases] == [Outcome.RIGHT]
     assert result.outcome is Outcome.WRONG
     assert "swiglu_bwd_kernel with BLOCK=64" in result.reason
@@ -63,8 +81,8 @@ def test_a_wrong_configuration_is_named_although_the_picked_one_is_right(tmp_pat
     assert set(states(result, "swiglu_fwd_kernel").values()) == {"right"}
 
 
-def test_a_configuration_that_kills_the_process_costs_only_itself(tmp_path: Path) -> None:
-    result = probe(tmp_path / "env", triton_env.CRASHES)
+def test_a_configuration_that_kills_the_process_costs_only_itself(results: dict[str, ProbeResult]) -> None:
+    result = results["crashes"]
     assert result.outcome is Outcome.CRASHED
     backward = states(result, "swiglu_bwd_kernel")
     assert backward.pop("BLOCK=32 num_warps=2 num_stages=3") == "error"
@@ -72,9 +90,9 @@ def test_a_configuration_that_kills_the_process_costs_only_itself(tmp_path: Path
     assert "SIGABRT" in result.reason
 
 
-def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
+def test_what_was_not_measured_is_said(results: dict[str, ProbeResult]) -> None:
     """Only the picked configuration is known: the rest is listed as such, never as right."""
-    result = probe(tmp_path / "env", triton_env.RIGHT, force=False)
+    result = results["not forced"]
     assert result.outcome is Outcome.RIGHT
     assert len(result.unmeasured_configurations) == 10
     assert {c.state for c in result.configurations if c.picked} == {"right"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ ALL = ("position_ids", "cu_seq_lens_q", "seq_idx")
 SINGLE = tuple(((name,), "") for name in ALL)
 
 
+VERSIONS = ("5.16.1", "5.17.0", "5.24.0")
+
+
 def check(folder: Path, version: str, files: dict[str, str], sets: Any, raw: dict[str, Any]) -> list[SignalCheck]:
-    env = observed.environment(folder / "env", version, files)
+    env = observed.environment(folder, version, files)
     part = SubModel(path="", model_type=raw["model_type"], raw=raw)
     found = run_isolation(
         str(env.python), [part], sets, dtype="float32", device="cpu", lengths=(11, 1, 7), timeout=180.0
@@ -29,9 +33,35 @@ def check(folder: Path, version: str, files: dict[str, str], sets: Any, raw: dic
     return list(found)
 
 
-@pytest.mark.parametrize("version", ["5.16.1", "5.17.0", "5.24.0"])
-def test_clean_with_all_signals_and_leaks_with_any_left_out(version: str, tmp_path: Path) -> None:
-    every, *rest = check(tmp_path, version, packages.working(), (*signal_sets(ALL), *SINGLE), configs.QWEN3_5)
+def deaf() -> dict[str, str]:
+    """A chunk kernel that does not listen to boundaries."""
+    files = packages.working()
+    ops = files["fla/ops/gated_delta_rule/__init__.py"]
+    told = "cuts = [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()"
+    assert told in ops
+    files["fla/ops/gated_delta_rule/__init__.py"] = ops.replace(told, "cuts = [0, q.shape[1]]")
+    return files
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[SignalCheck]]:
+    every = (*signal_sets(ALL), *SINGLE)
+    one = signal_sets(ALL)[:1]
+    unknown = {**configs.QWEN3_5, "model_type": "qwen99"}
+    jobs: dict[str, Any] = {v: (v, packages.working(), every, configs.QWEN3_5) for v in VERSIONS}
+    jobs["deaf"] = ("5.24.0", deaf(), one, configs.QWEN3_5)
+    jobs["unknown"] = ("5.24.0", {}, one, unknown)
+    folder = tmp_path_factory.mktemp("isolation")
+    with ThreadPoolExecutor(2) as pool:
+        done = {name: pool.submit(check, folder / name, *job) for name, job in jobs.items()}
+    return {name: job.result() for name, job in done.items()}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_clean_with_all_signals_and_leaks_with_any_left_out(
+    version: str, results: dict[str, list[SignalCheck]]
+) -> None:
+    every, *rest = results[version]
     assert every.isolated is True, every
     assert every.leak_gradient == every.leak_logit == 0.0
     assert every.loss_packed == pytest.approx(every.loss_unpacked, rel=1e-6)
@@ -52,22 +82,14 @@ def test_clean_with_all_signals_and_leaks_with_any_left_out(version: str, tmp_pa
     assert all((c.worst_error or 0.0) > 100 * (c.allowed or 0.0) for c in rest[:3])
 
 
-def test_a_kernel_that_ignores_boundaries_leaks_whatever_is_sent(tmp_path: Path) -> None:
-    files = packages.working()
-    ops = files["fla/ops/gated_delta_rule/__init__.py"]
-    spoilt = ops.replace(
-        "cuts = [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()", "cuts = [0, q.shape[1]]"
-    )
-    assert spoilt != ops
-    files["fla/ops/gated_delta_rule/__init__.py"] = spoilt
-    (found,) = check(tmp_path, "5.24.0", files, signal_sets(ALL)[:1], configs.QWEN3_5)
+def test_a_kernel_that_ignores_boundaries_leaks_whatever_is_sent(results: dict[str, list[SignalCheck]]) -> None:
+    (found,) = results["deaf"]
     assert found.isolated is False
     assert found.leaking_layers
     assert all("GatedDeltaNet" in layer for layer in found.leaking_layers)
 
 
-def test_a_model_that_cannot_be_built_is_could_not_tell(tmp_path: Path) -> None:
-    raw = {**configs.QWEN3_5, "model_type": "qwen99"}
-    (found,) = check(tmp_path, "5.24.0", {}, signal_sets(ALL)[:1], raw)
+def test_a_model_that_cannot_be_built_is_could_not_tell(results: dict[str, list[SignalCheck]]) -> None:
+    (found,) = results["unknown"]
     assert found.isolated is None
     assert "qwen99: unknown to this transformers" in found.detail
