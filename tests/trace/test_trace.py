@@ -12,11 +12,12 @@ from packaging.specifiers import SpecifierSet
 
 import configs
 import observed
-from kernelguard.errors import InputError
-from kernelguard.observe.process import run_worker
+from kernelguard.declare.values import SubModel
+from kernelguard.errors import InputError, UndeterminedError
 from kernelguard.trace import TraceFacts, fast_paths, load_names, read_trace
 from kernelguard.trace.names import Names, base_name, unexplained
 from kernelguard.trace.read import parse_trace
+from kernelguard.verify.step import record_step
 
 VERSIONS = {"fla-core": "0.6.0", "causal-conv1d": "1.7.0", "torch": "2.13.0"}
 CUDA_CONV = (
@@ -140,19 +141,11 @@ def test_a_real_step_on_the_slow_path_leaves_its_fingerprints(tmp_path: Path) ->
     """Real transformers without any kernel package: the fallbacks are seen, and no kernel is."""
     env = observed.environment(tmp_path / "env", "5.24.0", {})
     output = tmp_path / "trace.json.gz"
-    request = {
-        "parts": [{"model_type": "qwen3_5_text", "raw": configs.QWEN3_5}],
-        "dtype": "float32",
-        "device": "cpu",
-        "lengths": [9],
-        "signals": ["position_ids"],
-        "warmup": 1,
-        "output": str(output),
-    }
-    result = run_worker(str(env.python), "trace", request, timeout=180.0)
-    assert result.finished, result.output
-    assert [r["kind"] for r in result.records] == ["trace"], result.records
-    trace = read_trace(output)
+    part = SubModel(path="", model_type="qwen3_5_text", raw=configs.QWEN3_5)
+    trace = record_step(
+        str(env.python), [part], ["position_ids"], output, dtype="float32", device="cpu", lengths=[9], timeout=180.0
+    )
+    assert read_trace(output) == trace
     assert trace.launches == 0
     assert trace.ops["aten::mm"] > 0
     delta, conv = fast_paths(
@@ -161,3 +154,11 @@ def test_a_real_step_on_the_slow_path_leaves_its_fingerprints(tmp_path: Path) ->
     assert (delta.forward, delta.backward) == (False, False)
     assert "aten::linalg_solve_triangular" in delta.fallbacks[0]
     assert "aten::conv1d" in conv.fallbacks[0]
+
+
+@pytest.mark.observed
+def test_a_step_that_cannot_be_run_says_why(tmp_path: Path) -> None:
+    env = observed.environment(tmp_path / "env", None, {})
+    part = SubModel(path="", model_type="qwen3_5_text", raw=configs.QWEN3_5)
+    with pytest.raises(UndeterminedError, match="No module named 'transformers'"):
+        record_step(str(env.python), [part], [], tmp_path / "t.json", device="cpu", dtype="float32", timeout=120.0)
