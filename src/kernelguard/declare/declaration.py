@@ -64,7 +64,7 @@ def _declare(
     source = index.source
     unknowns: list[str] = []
     source.start()
-    parts = resolve_parts(config, index)
+    parts = resolve_parts(config, index, unknowns)
     found: dict[tuple[str, int, str, str], FastPath] = {}
     reached: dict[str, frozenset[str]] = {}
     consumed: dict[str, set[tuple[str, int]]] = {}

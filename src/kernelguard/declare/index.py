@@ -124,6 +124,22 @@ class Index:
             self._sub_configs[key] = tuple(found.values())
         return self._sub_configs[key]
 
+    def coded_default(self, entry: TypeEntry, key: str) -> str | None:
+        """The type that a config class gives a missing nested config in its own code (up to 5.17)."""
+        module = self.config_module(entry)
+        if module is None:
+            return None
+        name = re.escape(key)
+        patterns = (
+            rf"""{name}(?:\["model_type"\])? = \S*{name}\.get\("model_type", "([\w.-]+)"\)""",
+            rf"""{name} = CONFIG_MAPPING\["([\w.-]+)"\]""",
+        )
+        for pattern in patterns:
+            found = re.search(pattern, module.text)
+            if found is not None:
+                return found.group(1)
+        return None
+
     def type_of_class(self, module: ParsedModule, class_name: str) -> str | None:
         """The `model_type` that a configuration class sets."""
         for owner, node in class_and_bases(self.source, module, class_name):

@@ -30,7 +30,7 @@ class Part:
     """By file: the names of definitions and assignments that the roots can reach."""
 
 
-def resolve_parts(config: ModelConfig, index: Index) -> list[Part]:
+def resolve_parts(config: ModelConfig, index: Index, unknowns: list[str]) -> list[Part]:
     """The parts of a configuration as this transformers will see them, defaults of missing nested ones included.
 
     Raises:
@@ -41,7 +41,7 @@ def resolve_parts(config: ModelConfig, index: Index) -> list[Part]:
     if entry is None:
         raise unknown_type(config, index)
     found: dict[str, tuple[SubModel, TypeEntry]] = {"": (config.parts[0], entry)}
-    _nested(config, index, "", found)
+    _nested(index, "", found, unknowns)
     given = {part.path: part for part in config.parts}
     for path, sub in given.items():
         # A nested config that no class declares is read by code of its own; it counts when its type is known.
@@ -59,7 +59,7 @@ def resolve_parts(config: ModelConfig, index: Index) -> list[Part]:
 
 
 def _nested(
-    config: ModelConfig, index: Index, path: str, found: dict[str, tuple[SubModel, TypeEntry]], depth: int = 0
+    index: Index, path: str, found: dict[str, tuple[SubModel, TypeEntry]], unknowns: list[str], depth: int = 0
 ) -> None:
     """Adds the nested configs that the class of the part at `path` declares."""
     sub, entry = found[path]
@@ -73,13 +73,20 @@ def _nested(
         model_type = declared.model_type
         if not declared.fixed and isinstance(raw.get("model_type"), str):
             model_type = raw["model_type"]
+        elif not declared.fixed and model_type is None:
+            model_type = index.coded_default(entry, declared.key)
         known = index.entry(model_type) if model_type is not None else None
         if declared.fixed and declared.entry is not None:
             known = declared.entry
         inner = f"{path}.{declared.key}" if path else declared.key
+        if known is None and isinstance(raw.get("model_type"), str) and not declared.fixed:
+            # AutoConfig would refuse it; a class that renames it first is not followed.
+            unknowns.append(
+                f"This transformers does not know the model_type {shown(raw['model_type'])!r} of {shown(inner)}."
+            )
         if known is not None and inner not in found:
             found[inner] = (SubModel(path=inner, model_type=known.model_type, raw=raw), known)
-            _nested(config, index, inner, found, depth + 1)
+            _nested(index, inner, found, unknowns, depth + 1)
 
 
 def unknown_type(config: ModelConfig, index: Index) -> KernelguardError:
