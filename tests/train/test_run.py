@@ -128,6 +128,14 @@ def test_background_saves_hold_the_state_of_their_step(
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+def test_a_finished_run_has_nothing_left_to_do(model_folder: Path, tmp_path: Path, alone: Ranks) -> None:
+    config = configured(model_folder, tmp_path, "train.steps=3")
+    tiny.run(config, alone)
+    summary = (tmp_path / "summary.json").read_text()
+    assert len(tiny.run(config, alone)) == 3
+    assert (tmp_path / "summary.json").read_text() == summary
+
+
 def test_old_checkpoints_go(model_folder: Path, tmp_path: Path, alone: Ranks) -> None:
     config = configured(model_folder, tmp_path, "checkpoint.every=1", "checkpoint.keep=2", "train.steps=4")
     tiny.run(config, alone)
@@ -221,6 +229,22 @@ def test_padded_batches_train_the_same_samples(model_folder: Path, tmp_path: Pat
         losses[mode] = tiny.run(config, alone)[0]["loss"]
     assert losses["padded"] == pytest.approx(losses["packed"], rel=1e-6)
     assert losses["sorted"] == pytest.approx(losses["packed"], rel=1e-6)
+
+
+def test_accumulated_batches_are_one_step_over_all_their_tokens(
+    model_folder: Path, tmp_path: Path, alone: Ranks
+) -> None:
+    """Batches with few trained tokens must not weigh more: the same samples in one batch give the same gradient."""
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(sorted(tiny.CHATS.read_text().splitlines(keepends=True), key=len)[::34]))
+    found = {}
+    for tokens, batches in ((1024, 1), (256, 6)):
+        changes = [f"data.path={few}", f"batch.tokens={tokens}", f"batch.per_step={batches}", "data.too_long=error"]
+        config = configured(model_folder, tmp_path / str(tokens), *changes, "train.steps=0")
+        (line,) = tiny.run(config, alone)
+        assert line["samples"] == 8, "the premise: one step holds all samples"
+        found[tokens] = (line["loss"], line["norm"])
+    assert found[256] == pytest.approx(found[1024], rel=1e-5)
 
 
 def test_non_finite_steps_are_skipped_and_then_end_the_run(

@@ -80,6 +80,11 @@ def test_no_rank_holds_the_whole_model(found: list[dict[str, Any]]) -> None:
     assert max(rank["own_numbers"] for rank in found) < 0.55 * found[0]["all_numbers"]
 
 
+def test_each_rank_reads_its_own_rows(found: list[dict[str, Any]]) -> None:
+    assert [rank["loaded_wrong"] for rank in found] == [[], []]
+    assert found[0]["loaded"] > 40
+
+
 def test_one_process_goes_on_from_two(folder: Path, one: Config, found: list[dict[str, Any]], alone: Ranks) -> None:
     for rank in found:
         assert rank["stopped"].startswith("Interrupted: asked to stop: saved at step 3")

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "train"))
 import tiny
 import torch
 import torch.distributed as dist
+import transformers
 
 from kernelguard_train import model, ranks, train
 from kernelguard_train.errors import TrainError
@@ -50,6 +51,17 @@ def main(model_folder: Path, folder: Path) -> None:
     found["all_numbers"] = sum(p.numel() for p in made.network.parameters())
 
     tiny.run(config("together", "checkpoint.export=true"), own)
+    # Each rank reads its own rows of what was exported.
+    exported = folder / "together" / "model"
+    loaded = model.build(tiny.configured(exported, "model.init=pretrained"), make_mesh(own.device, 2, 0), own.device)
+    expected = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32).state_dict()
+    found["loaded_wrong"] = [
+        name
+        for name, parameter in loaded.network.lm.named_parameters()
+        if not torch.equal(parameter.full_tensor(), expected[name])  # type: ignore[attr-defined]
+    ]
+    found["loaded"] = len(expected)
+
     tiny.run(config("hsdp", "parallel.shard=1"), own)
     # A run of one process was stopped here; two go on.
     tiny.run(config("from_one"), own)

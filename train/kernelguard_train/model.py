@@ -5,6 +5,7 @@ From a config.json to a sharded network whose layers are bound to functions that
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -163,8 +164,11 @@ def _apply_liger(config: Config, model_type: str, device: torch.device) -> list[
             raise ModelError(f"model.liger = on, but liger has nothing for {model_type}")
         return [f"liger is not used: it has nothing for {model_type}"]
     # Rotary embeddings stay (theirs assume full rotation for some models), and the loss is the trainer's own.
-    patch(rope=False, cross_entropy=False, fused_linear_cross_entropy=False, rms_norm=True, swiglu=True)
-    return [f"liger's norms and SwiGLU are used ({patch.__name__})"]
+    wishes = {"rope": False, "cross_entropy": False, "fused_linear_cross_entropy": False}
+    wishes |= {"rms_norm": True, "swiglu": True}
+    known = {name: wish for name, wish in wishes.items() if name in inspect.signature(patch).parameters}
+    patch(**known)
+    return [f"liger: {patch.__name__}({', '.join(f'{name}={wish}' for name, wish in known.items())})"]
 
 
 def compile_parts(parts: Parts, names: tuple[str, ...], backend: str) -> list[str]:

@@ -74,7 +74,7 @@ class Report(AbstractContextManager["Report"]):
 
     def summary(self, values: dict[str, Any]) -> None:
         """Writes the run's summary."""
-        if self.lines is not None:
+        if self.lines is not None and values:  # a run that had nothing left to do keeps the summary of the one that did
             (self.folder / "summary.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
             log.info("summary: %s", json.dumps(values))
 
