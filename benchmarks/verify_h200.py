@@ -51,6 +51,8 @@ from kernelguard.verify.values import Verdict  # noqa: E402
 SIGNALS = ("position_ids", "cu_seq_lens_q", "seq_idx")
 GATED = ("fla", "fla.ops.gated_delta_rule", "chunk_gated_delta_rule", "gated_delta_rule")
 START = time.monotonic()
+LOOKING = threading.Lock()
+"""`observe` hands this process's environment on, so only one at a time may change it."""
 
 
 class Item:
@@ -117,15 +119,16 @@ class Item:
 
 def look(folder: Path) -> Environment:
     """The interpreter as it is with these packages in front."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(folder)
-    try:
-        return observe(sys.executable, timeout=120.0)
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+    with LOOKING:
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = str(folder)
+        try:
+            return observe(sys.executable, timeout=120.0)
+        finally:
+            if before is None:
+                del os.environ["PYTHONPATH"]
+            else:
+                os.environ["PYTHONPATH"] = before
 
 
 def model(options: argparse.Namespace) -> dict[str, Any]:
@@ -214,7 +217,7 @@ def good_stack(options: argparse.Namespace) -> None:
                 Case(name="training", lengths=packed, shape=shape, packed=True, repeats=2),
             ],
         ),
-        timeout=260.0,
+        timeout=0.58 * options.budget,
         shards=options.shards,
     )
     with ThreadPoolExecutor(options.light) as pool:
@@ -259,8 +262,8 @@ def silent_stack(options: argparse.Namespace) -> None:
         ]
         if number == 0:
             cases.insert(1, Case(name=f"H={count} ragged", lengths=RAGGED, shape=shape, packed=True, force=True))
-        if left(options) > 60.0:
-            item.probe(request(GATED, cases), timeout=220.0, shards=options.shards)
+        if left(options) > 45.0:
+            item.probe(request(GATED, cases), timeout=(0.6, 0.3, 0.2)[number] * options.budget, shards=options.shards)
         else:
             item.problem(f"H={count} was not measured: the time was used up")
 

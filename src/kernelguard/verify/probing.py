@@ -73,8 +73,8 @@ def run_probe(
         progress(f"{request.symbol}: each configuration")
         with ThreadPoolExecutor(shards) as pool:
             for number, case in enumerate(forced):
-                # The kernel as it is matters most: two fifths of the time are kept for it.
-                limit = max((left() - 0.4 * timeout) / (len(forced) - number), 1.0)
+                # The kernel as it is matters most: a third of the time is kept for it.
+                limit = max((left() - timeout / 3) / (len(forced) - number), 1.0)
                 jobs = [pool.submit(_shard, worker, case, index, shards, limit) for index in range(shards)]
                 results += itertools.chain.from_iterable(job.result() for job in jobs)
     progress(f"{request.symbol}: {', '.join(case.name for case in request.cases)}")
