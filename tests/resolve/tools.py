@@ -21,6 +21,7 @@ def tool(name: str, *requirements: str) -> Path:
         if not (prefix / "complete").exists():
             subprocess.run([sys.executable, "-m", "venv", "--clear", str(prefix)], check=True)
             python = prefix / "bin" / "python"
-            subprocess.run([python, "-m", "pip", "install", "--quiet", *requirements], check=True)
+            command = [python, "-m", "pip", "install", "--quiet", *requirements]
+            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
             (prefix / "complete").touch()
     return prefix / "bin" / "python"
