@@ -12,7 +12,7 @@ import pytest
 
 from declare.fakes import FAKES
 from declare.families import CASES, SIGNALS
-from kernelguard.declare import declare, find_tree
+from kernelguard.declare import Reader, find_tree
 from kernelguard.declare.config import parse_config
 from kernelguard.declare.index import Index
 from kernelguard.declare.source import Source
@@ -26,6 +26,11 @@ ORACLE = Path(__file__).with_name("oracle.py")
 @cache
 def tree(version: str) -> TransformersTree:
     return find_tree(transformers_base(version).site / "transformers")
+
+
+@cache
+def reader(version: str) -> Reader:
+    return Reader(tree(version))
 
 
 @cache
@@ -85,7 +90,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @cache
 def read(version: str, name: str) -> Declaration:
     case = next(case for case in CASES if case["name"] == name)
-    return declare(parse_config(case["config"], source=name), tree(version))
+    return reader(version).declare(parse_config(case["config"], source=name))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -98,7 +103,7 @@ def test_symbols(version: str, oracle: Any) -> None:
         entry = index(version).entry(model_type)
         if entry is None or not any(f".models.{entry.folder}." in name for name in really):
             continue
-        for path in declare(parse_config({"model_type": model_type}, source=model_type), tree(version)).fast_paths:
+        for path in reader(version).declare(parse_config({"model_type": model_type}, source=model_type)).fast_paths:
             # A function that imports its kernel each time it runs leaves nothing to look at in the module; and what
             # is asked for under a helper that does not exist is never bound (falcon_mamba up to 5.14).
             if path.binding.kind is not BindingKind.AT_CALL and not path.availability_missing:

@@ -1,4 +1,4 @@
-"""What does this model build and call? The interpreter's names, attributes and calls."""
+"""What does this model build and call? The interpreter's calls; the rest of it is in the modules beside this one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from kernelguard.declare.index import Index, class_and_bases
-from kernelguard.declare.source import ParsedModule, dotted, literal
+from kernelguard.declare.source import literal
 from kernelguard.declare.symbolic import library
-from kernelguard.declare.symbolic.expressions import Expressions, hashable
+from kernelguard.declare.symbolic.attributes import Attributes
 from kernelguard.declare.symbolic.statements import Flow, Frame
 from kernelguard.declare.symbolic.values import (
     UNKNOWN,
@@ -76,102 +75,12 @@ _BUILTIN_NAMES = frozenset(
 )
 _CONTAINERS = frozenset({"ModuleList", "Sequential", "ParameterList"})
 _TABLES = frozenset({"ModuleDict", "OrderedDict"})
-# Methods of torch modules that return the module itself.
-_SAME_MODULE = frozenset(
-    {"to", "float", "half", "bfloat16", "double", "train", "eval", "requires_grad_", "cuda", "cpu"}
-)
-# Attributes that training flips at run time, whatever __init__ says.
-_VOLATILE = frozenset({"training", "gradient_checkpointing"})
-_CONFIG_BASES = frozenset({"PreTrainedConfig", "PretrainedConfig"})
 _AUTO = re.compile(r"\.?(AutoModel\w*|AutoBackbone)\.(?:_?from_config)$")
 _CONFIG_UTILS = "configuration_utils.py"
 
 
-class Machine(Expressions):
+class Machine(Attributes):
     """Follows constructors and forwards of one transformers tree."""
-
-    def __init__(
-        self,
-        index: Index,
-        kernels: dict[tuple[str, str], Value],
-        relevant: frozenset[tuple[str, str]],
-        universe: frozenset[tuple[str, str]],
-    ) -> None:
-        """Sets it up.
-
-        Args:
-            index: The model types, for AutoModel and AutoConfig.
-            kernels: (file, name) of every fast path's global, and what stands there.
-            relevant: (file, name) of every class and function from which a kernel can be reached; others are not
-                followed.
-            universe: (file, name) of everything that was looked at for that.
-        """
-        super().__init__()
-        self.index = index
-        self.source = index.source
-        self.kernels = kernels
-        self.relevant = relevant
-        self.universe = universe
-        self.built: dict[ClassValue, list[int]] = {}
-        """For each class: instances certainly made, and instances perhaps made."""
-        self.calls: list[tuple[Kernel, Arguments]] = []
-        """Every kernel call seen, in order."""
-        self.ran: list[Instance] = []
-        """Every module whose forward was followed."""
-        self.configs: list[Instance] = []
-        self.lost: str | None = None
-        """What could not be followed and may have built something that counts."""
-        self._globals: dict[tuple[str, str], Value] = {}
-        self._mro: dict[int, list[ClassValue]] = {}
-        self._members: dict[int, dict[str, ast.stmt]] = {}
-        self._attribute_maps: dict[int, dict[str, str]] = {}
-        self._templates: dict[tuple[str, str], Instance] = {}
-        self._leaves: frozenset[tuple[str, str]] | None = None
-        self._depth = 0
-        self._base_names: frozenset[str] | None = None
-
-    # Classes ----------------------------------------------------------------------------------------------------
-
-    def mro(self, cls: ClassValue) -> list[ClassValue]:
-        """The class and its bases within the tree."""
-        if id(cls.node) not in self._mro:
-            found = class_and_bases(self.source, cls.module, cls.node.name)
-            self._mro[id(cls.node)] = [ClassValue(module, node) for module, node in found] or [cls]
-        return self._mro[id(cls.node)]
-
-    def is_config(self, cls: ClassValue) -> bool:
-        """A configuration class."""
-        return any(
-            (dotted(base) or "").rpartition(".")[2] in _CONFIG_BASES for c in self.mro(cls) for base in c.node.bases
-        )
-
-    def find_in_class(
-        self, cls: ClassValue, name: str, *, after: ClassValue | None = None
-    ) -> tuple[ClassValue, ast.stmt] | None:
-        """The statement of a class body that defines `name`, bases included."""
-        classes = self.mro(cls)
-        if after is not None:
-            classes = classes[classes.index(after) + 1 :] if after in classes else []
-        for owner in classes:
-            statement = self._members_of(owner).get(name)
-            if statement is not None:
-                return owner, statement
-        return None
-
-    def _members_of(self, cls: ClassValue) -> dict[str, ast.stmt]:
-        """What a class body defines; a property's setter stands under `name.setter`."""
-        if id(cls.node) not in self._members:
-            members: dict[str, ast.stmt] = {}
-            for statement in cls.node.body:
-                if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                    is_setter = any(dotted(d) == f"{statement.name}.setter" for d in statement.decorator_list)
-                    members[f"{statement.name}.setter" if is_setter else statement.name] = statement
-                elif isinstance(statement, ast.Assign):
-                    members.update({target: statement for target in map(dotted, statement.targets) if target})
-                elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-                    members[dotted(statement.target) or ""] = statement
-            self._members[id(cls.node)] = members
-        return self._members[id(cls.node)]
 
     def instantiate(self, cls: ClassValue, arguments: Arguments) -> Value:
         """Makes an object of a class of the tree."""
@@ -214,226 +123,6 @@ class Machine(Expressions):
                     found.add((file, name))
             self._leaves = frozenset(found)
         return self._leaves
-
-    # Names ------------------------------------------------------------------------------------------------------
-
-    def lookup(self, name: str, frame: Frame) -> Value:
-        """Local, enclosing, global, builtin."""
-        if name in frame.variables:
-            return frame.variables[name]
-        if frame.closure is not None and name in frame.closure:
-            return frame.closure[name]
-        return self.global_value(frame.module, name)
-
-    def global_value(self, module: ParsedModule, name: str) -> Value:
-        """What a module-level name stands for."""
-        key = (module.file, name)
-        if key in self.kernels:
-            return self.kernels[key]
-        if key not in self._globals:
-            self._globals[key] = UNKNOWN  # a name that is defined by itself
-            self._globals[key] = self._global(module, name)
-        return self._globals[key]
-
-    def _global(self, module: ParsedModule, name: str) -> Value:
-        found = self.source.resolve(module, name)
-        if found is not None:
-            owner, real = found
-            if (owner.file, real) in self.kernels:
-                return self.kernels[owner.file, real]
-            node = owner.definitions.get(real)
-            if isinstance(node, ast.ClassDef):
-                return ClassValue(owner, node)
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                return Function(owner, node)
-            value = owner.assignments.get(real)
-            return UNKNOWN if value is None else self.evaluate(value, Frame(owner, {}))
-        imported = module.imports.get(name)
-        if imported is not None:
-            return External(f"{imported.module}.{imported.name}" if imported.name else imported.module)
-        return External(name) if name in _BUILTIN_NAMES else UNKNOWN
-
-    # Attributes and items ---------------------------------------------------------------------------------------
-
-    def attribute(self, value: Value, name: str) -> Value:
-        """`value.name`."""
-        if isinstance(value, Instance):
-            return self._instance_attribute(value, name)
-        if isinstance(value, (Kernel, KernelObject)):
-            # A function of a kernel module counts as the kernel.
-            return KernelObject(value if isinstance(value, Kernel) else value.kernel)
-        if isinstance(value, External):
-            return External(f"{value.name}.{name}" if len(value.name) < _MAX_NAME else f"?.{name}")
-        if isinstance(value, (Seq, Table, str, tuple, set, Builtin)):
-            return Builtin(name, value)
-        if isinstance(value, Choice):
-            results = [self.attribute(option, name) for option in value.options if option is not None]
-            result = results[0] if results else UNKNOWN
-            for other in results[1:]:
-                result = merge(result, other)
-            return result
-        if isinstance(value, ClassValue):
-            found = self.find_in_class(value, name)
-            if found is None:
-                return Builtin(name, value)
-            return self._bound(found, value, is_class=True)
-        if isinstance(value, Signal) and name in {"to", "int", "long", "contiguous"}:
-            return Builtin(name, value)
-        # Whatever it is, it is not of these files: calling it builds none of their classes.
-        return External(f"?.{name}")
-
-    def _instance_attribute(self, value: Instance, name: str) -> Value:
-        name = self._mapped(value, name)
-        if name in _VOLATILE:
-            return UNKNOWN
-        if name in value.attributes:
-            return value.attributes[name]
-        if name == "__class__":
-            return value.cls
-        found = self.find_in_class(value.cls, name)
-        if found is not None:
-            return self._bound(found, value, is_class=False)
-        if name in _SAME_MODULE and not value.is_config:
-            return Builtin(name, value)
-        return UNKNOWN if value.opaque else External(f"self.{name}")
-
-    def _bound(self, found: tuple[ClassValue, ast.stmt], this: Value, *, is_class: bool) -> Value:
-        owner, statement = found
-        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            decorators = {dotted(d) or "" for d in statement.decorator_list}
-            function = Function(owner.module, statement, owner)
-            if decorators & {"property", "cached_property", "functools.cached_property"}:
-                return UNKNOWN if is_class else self.run(function, Arguments([this]))
-            if "staticmethod" in decorators:
-                return function
-            if "classmethod" in decorators:
-                return Method(function, this if is_class else this.cls)
-            return function if is_class else Method(function, this)
-        value = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
-        return UNKNOWN if value is None else self.evaluate(value, Frame(owner.module, {}))
-
-    def _mapped(self, value: Instance, name: str) -> str:
-        """`attribute_map` of a configuration."""
-        if not value.is_config:
-            return name
-        key = id(value.cls.node)
-        if key not in self._attribute_maps:
-            found = self.find_in_class(value.cls, "attribute_map")
-            table = literal(found[1].value) if found and isinstance(found[1], (ast.Assign, ast.AnnAssign)) else None
-            self._attribute_maps[key] = table if isinstance(table, dict) else {}
-        return self._attribute_maps[key].get(name, name)
-
-    def has_attribute(self, value: Value, name: str) -> bool | None:
-        """`hasattr`, None when it cannot be told."""
-        if isinstance(value, Instance) and not value.opaque:
-            name = self._mapped(value, name)
-            if name in value.attributes or self.find_in_class(value.cls, name) is not None:
-                return True
-            if value.is_config and name not in self.base_config_names():
-                return False
-        return None
-
-    def base_config_names(self) -> frozenset[str]:
-        """Every name that transformers' own configuration base class could define."""
-        if self._base_names is None:
-            text = self.source.text(_CONFIG_UTILS) or ""
-            self._base_names = frozenset(re.findall(r"\b[A-Za-z_]\w+\b", text))
-        return self._base_names
-
-    def assign_attribute(self, target: Value, name: str, value: Value) -> None:
-        """`target.name = value`."""
-        if isinstance(target, Choice):
-            for option in target.options:
-                self.uncertain += 1
-                self.assign_attribute(option, name, value)
-                self.uncertain -= 1
-            return
-        if not isinstance(target, Instance):
-            return
-        name = self._mapped(target, name)
-        setter = self._setter(target.cls, name)
-        if setter is not None:
-            self.run(setter, Arguments([target, value]))
-            return
-        if self.uncertain > target.depth and name in target.attributes:
-            value = merge(target.attributes[name], value)
-        target.attributes[name] = value
-
-    def assign_global(self, module: ParsedModule, name: str, value: Value) -> None:
-        """`global name; name = value`; what a fast path is bound to stays."""
-        key = (module.file, name)
-        self._globals[key] = merge(self.global_value(module, name), value) if self.uncertain else value
-
-    def _setter(self, cls: ClassValue, name: str) -> Function | None:
-        found = self.find_in_class(cls, f"{name}.setter")
-        if found is None or not isinstance(found[1], ast.FunctionDef):
-            return None
-        return Function(found[0].module, found[1], found[0])
-
-    def item(self, value: Value, key: Value) -> Value:
-        """`value[key]`."""
-        if isinstance(value, Table):
-            if hashable(key) and key in value and not value.vague:
-                return value[key]
-            return library.take(value, key, UNKNOWN, keep=True)
-        if isinstance(value, (Seq, tuple, str, range)) and isinstance(key, (int, slice)):
-            if isinstance(value, Seq) and value.vague:
-                return UNKNOWN
-            try:
-                found: Value = value[key]
-            except (IndexError, TypeError, ValueError):
-                return UNKNOWN
-            return Seq(found, depth=self.uncertain) if isinstance(value, Seq) and isinstance(key, slice) else found
-        if isinstance(value, Seq) and not value.vague and key is UNKNOWN:
-            result = value[0] if value else UNKNOWN
-            for other in value[1:]:
-                result = merge(result, other)
-            return result
-        if isinstance(value, External) and value.last == "CONFIG_MAPPING" and isinstance(key, str):
-            return self._config_class(key)
-        return External(f"{value.name}[]") if isinstance(value, External) else UNKNOWN
-
-    def assign_item(self, target: Value, key: Value, value: Value) -> None:
-        """`target[key] = value`."""
-        if isinstance(target, Table):
-            if not hashable(key):
-                target.vague = True
-            elif self.uncertain > target.depth:
-                target[key] = merge(target[key], value) if key in target else UNKNOWN
-            else:
-                target[key] = value
-        elif isinstance(target, Seq):
-            inside = isinstance(key, int) and not target.vague and -len(target) <= key < len(target)
-            if inside and self.uncertain <= target.depth:
-                list.__setitem__(target, key, value)
-            else:
-                target.vague = True
-
-    def iterate(self, value: Value) -> list[Value] | None:
-        """The items of a value, None when they are not known."""
-        if isinstance(value, (Seq, tuple, range, str)):
-            return list(value)
-        if isinstance(value, (set, frozenset)):
-            return sorted(value, key=repr)
-        if isinstance(value, Table) and not value.open and not value.vague:
-            return list(value)
-        return None
-
-    def shape(self, value: Value) -> object:
-        """Equal for modules that run the same code in forward, None for what is not a module."""
-        if isinstance(value, tuple) and value and isinstance(value[-1], Instance):
-            return self.shape(value[-1])
-        if not isinstance(value, Instance) or value.is_config:
-            return None
-        parts: list[object] = [value.cls.key]
-        for name, inner in sorted(value.attributes.items()):
-            if isinstance(inner, Instance) and not inner.is_config:
-                parts.append((name, inner.cls.key if inner.opaque else self.shape(inner)))
-            elif isinstance(inner, (str, bool, type(None), Kernel)):
-                parts.append((name, inner))
-        return tuple(parts)
-
-    # Calls ------------------------------------------------------------------------------------------------------
 
     def modules(self, value: Value) -> Iterator[Instance]:
         """Every followed module that a value holds, itself included, each once."""
@@ -602,7 +291,7 @@ class Machine(Expressions):
         if auto is not None and args:
             return self._auto_model(auto.group(1), args[0])
         if name.endswith("AutoConfig.for_model") and args and isinstance(args[0], str):
-            cls = self._config_class(args[0])
+            cls = self.config_class(args[0])
             keywords = Arguments(keywords=arguments.keywords)
             return self.instantiate(cls, keywords) if isinstance(cls, ClassValue) else UNKNOWN
         if arguments.rest is None and not arguments.vague_positional:
@@ -645,11 +334,6 @@ class Machine(Expressions):
             return Instance(config.cls, self.uncertain, opaque=True)  # a timm backbone and the like
         cls = self.global_value(module, class_name)
         return self.instantiate(cls, Arguments([config])) if isinstance(cls, ClassValue) else UNKNOWN
-
-    def _config_class(self, model_type: str) -> Value:
-        entry = self.index.entry(model_type)
-        module = self.index.config_module(entry) if entry is not None else None
-        return self.global_value(module, entry.config_class) if module is not None and entry is not None else UNKNOWN
 
     def remap(self, layer_types: Value = UNKNOWN) -> Value:
         """`remap_legacy_layer_types` of transformers >= 5.20, by its own table."""
