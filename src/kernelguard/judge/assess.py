@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kernelguard.declare.values import Declaration, FastPath, Intent, Phase, Requirement
 from kernelguard.judge.bound import declared_at, find_binding, gpu_state_text, install_command, judge_binding
+from kernelguard.judge.modes import judge_modes
 from kernelguard.judge.packing import judge_attention_packing, judge_packing
 from kernelguard.judge.values import Assessment, FastPathAnswer, Finding, Level, NotUsed, Status, worst
 from kernelguard.matrix import KernelPackage
@@ -192,6 +193,8 @@ def _judge_run(evidence: Evidence, level: Level, reached: Level, needed: Iterabl
             fix="check the model class that transformers ships, or read that code yourself",
         )
     yield from judge_attention_packing(evidence.intent, has_attention=_has_attention(declaration))
+    imports = evidence.bindings.imports if evidence.bindings is not None else ()
+    yield from judge_modes(declaration, evidence.intent, evidence.environment, imports)
     yield from _judge_torch(evidence.environment, level)
     if level <= reached:
         return

@@ -16,6 +16,7 @@ NAME = "attention"
 _FLASH_UTILS = "modeling_flash_attention_utils.py"
 _MODELING = "modeling_utils.py"
 _CLASS = re.compile(r"Attention|Attn")
+_SOFTMAX = frozenset({"softmax", "Softmax", "scaled_dot_product_attention"})
 _FLAGS = ("_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn", "_compatible_flash_implementations")
 _IN_FUNCTION = re.compile(
     r'"(kernels-community/flash-attn)".{0,80}?else:.{0,80}?"(kernels-community/[\w-]+)"', re.DOTALL
@@ -92,13 +93,16 @@ def _is_below(part: Part, outer: Part) -> bool:
 
 
 def _has_softmax(module: ParsedModule, node: ast.ClassDef) -> bool:
-    used = {node.name} | {n for n in module.names_used_by(node.name) if "attention_forward" in n}
-    return any(
-        isinstance(inner, ast.Attribute) and inner.attr in {"softmax", "Softmax", "scaled_dot_product_attention"}
-        for name in used
-        if name in module.definitions
-        for inner in walk(module.definitions[name])
-    )
+    key = (NAME, node.name)
+    if key not in module.memo:
+        used = {node.name} | {n for n in module.names_used_by(node.name) if "attention_forward" in n}
+        module.memo[key] = any(
+            isinstance(inner, ast.Attribute) and inner.attr in _SOFTMAX
+            for name in used
+            if name in module.definitions
+            for inner in walk(module.definitions[name])
+        )
+    return bool(module.memo[key])
 
 
 def _built(reading: Reading, number: int, name: str) -> bool:

@@ -16,10 +16,11 @@ def modes(reading: Reading) -> Iterable[CacheSplit]:
     """One value for each kernel behind `if self.training and cache is None`."""
     for path in reading.paths:
         module = reading.source.module(path.file)
-        if module is None:
+        if module is None or "self.training and" not in module.text:
             continue
         for node in module.classes():
-            if any(node.name in part.reached.get(path.file, ()) for part in reading.parts):
+            reached = any(node.name in part.reached.get(path.file, ()) for part in reading.parts)
+            if reached and path.binding.name in module.names_used_by(node.name):
                 for line in _lines(node, path.binding.name):
                     yield CacheSplit(
                         symbol=path.symbol, model_type=path.model_type, owner=node.name, file=path.file, line=line
