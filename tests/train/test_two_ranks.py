@@ -105,6 +105,8 @@ def test_a_bad_number_on_one_rank_is_skipped_by_both(folder: Path) -> None:
         ("bad_row", "DataError: bad.jsonl:241: not JSON"),
         ("indivisible", "ConfigError: batch.per_step = 3 cannot be shared by 2 ranks; use 2 or 4"),
         ("mesh", "ConfigError: parallel.shard = 3 does not divide the 2 ranks"),
+        ("shortened", "DataError: the ranks are at different places in the data (1 of 2 have none left)"),
+        ("moved", "DataError: the ranks are at different places in the data (0 of 2 have none left)"),
         ("full", "CheckpointError: a checkpoint could not be written to"),
     ],
 )

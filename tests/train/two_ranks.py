@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,22 @@ def main(model_folder: Path, folder: Path) -> None:
     found["bad_row"] = failing(lambda: tiny.run(config("bad", f"data.path={bad}", "batch.window=512"), own))
     found["indivisible"] = failing(lambda: tiny.run(config("odd", "batch.per_step=3"), own))
     found["mesh"] = failing(lambda: tiny.run(config("odd", "parallel.shard=3"), own))
+
+    # A source that the second rank reads differently: it ends early, or stands elsewhere.
+    steps = train.load_steps
+
+    def shortened(*arguments: Any, **named: Any) -> Any:
+        whole = steps(*arguments, **named)
+        return itertools.islice(whole, 1) if own.rank == 1 else whole
+
+    def moved(*arguments: Any, **named: Any) -> Any:
+        for step in steps(*arguments, **named):
+            yield replace(step, after=replace(step.after, row=step.after.row + own.rank))
+
+    for name, changed in (("shortened", shortened), ("moved", moved)):
+        train.load_steps = changed
+        found[name] = failing(lambda name=name: tiny.run(config(name), own))  # type: ignore[misc]
+    train.load_steps = steps
 
     # A disk that is full for the second rank alone: its writes beyond 100 KB fail.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -136,17 +136,22 @@ def _agree(step: Step | None, ranks: Ranks, checkpoints: Checkpoints, stop: Stop
     """What the step holds on all ranks together, and whether any rank was asked to stop.
 
     Raises:
-        DataError: when some ranks have no data left and others have.
+        DataError: when the ranks are at different places in the data.
         CheckpointError: when a background save failed on any rank.
     """
     own = Amounts.of(step.batches if step else ())
-    trained, valid, computed, squared, samples, ended, failed, stopping = ranks.total(
-        own.trained, own.valid, own.computed, own.squared, own.samples, step is None, checkpoints.poll(), stop.asked
-    )
+    place = step.after.epoch + step.after.row + step.after.batches if step else 0
+    trained, valid, computed, squared, samples, ended, places, failed, stopping = ranks.total(
+        own.trained, own.valid, own.computed, own.squared, own.samples,
+        step is None, place, checkpoints.poll(), stop.asked,
+    )  # fmt: skip
     if failed:
         checkpoints.raise_failure()
-    if ended not in (0, ranks.world):
-        raise DataError(f"{ended} of {ranks.world} ranks have no data left: they do not read the same source")
+    if ended not in (0, ranks.world) or places != place * ranks.world:
+        raise DataError(
+            f"the ranks are at different places in the data ({ended} of {ranks.world} have none left): "
+            "they do not read the same source, or a read went wrong on some"
+        )
     amounts = Amounts(trained=trained, valid=valid, computed=computed, squared=squared, samples=samples)
     return amounts, bool(stopping)
 
