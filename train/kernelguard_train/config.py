@@ -75,6 +75,7 @@ class DataConfig:
     retries: int = key(5, "How often a failed read is repeated, with doubling pauses from 1 s.")
     workers: Literal[0, 1] = key(1, "1: samples are prepared in a process of their own, ahead of the training.")
     synthetic_samples: int = key(100_000, "Size of the synthetic source.")
+    synthetic_trained: float = key(1.0, "Part of each synthetic sample, at its end, that is trained.")
     synthetic_median: int = key(1175, "Median length of synthetic samples, in tokens (log-normal, sigma 0.33).")
 
 

@@ -158,6 +158,7 @@ def _contradictions(config: Config) -> Iterator[str]:
     }
     yield from (f"{name} = {value}; expected 0 or more" for name, value in natural.items() if not value >= 0)
     parts = {"optim.warmup": config.optim.warmup, "optim.min_lr_ratio": config.optim.min_lr_ratio}
+    parts |= {"data.synthetic_trained": config.data.synthetic_trained}
     yield from (f"{name} = {value}; expected 0 to 1" for name, value in parts.items() if not 0 <= value <= 1)
 
 

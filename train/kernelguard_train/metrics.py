@@ -1,8 +1,10 @@
 """How fast is it, how good is that, and is the GPU well?
 
 Trained tokens have a label, valid tokens belong to a sample, computed tokens include padding. MFU counts the work a
-step has to do, not what is computed again: 6 P t / (s peak), with P the parameters that take part in a matrix product
-for each token (the embedding table is left out, of experts those that are active), t valid tokens, s seconds.
+step has to do, not what is computed again: 6 (P v + O t) / (s peak), with P the parameters of the layers that take part
+in a matrix product for each token (of experts those that are active; the embedding table is left out), v valid tokens,
+O the output layer's parameters, t trained tokens (no other needs logits), s seconds. Where every token is trained this
+is the usual 6 (P + O) v / (s peak).
 `mfu_with_attention` adds 6 L H D sum(n^2) for L attention layers of H heads of size D and samples of n tokens:
 two products of 2 H D n^2 / 2 operations forward (causal), twice that backward.
 """
@@ -33,17 +35,17 @@ def peak_tflops(name: str, configured: float) -> float | None:
     return max(matches)[1] if matches else None
 
 
-def matmul_parameters(lm: Any, text: Any) -> int:
-    """Parameters that one token is multiplied with."""
+def matmul_parameters(lm: Any, text: Any) -> tuple[int, int]:
+    """Parameters that a token is multiplied with: in the layers, and in the output layer."""
     active = getattr(text, "num_experts_per_tok", None) or getattr(text, "num_experts_per_token", None)
     experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None)
     total = 0.0
     for name, parameter in lm.named_parameters():
         share = active / experts if active and experts and ".experts." in name else 1.0
         total += parameter.numel() * share
-    if lm.get_input_embeddings().weight is not lm.get_output_embeddings().weight:
-        total -= lm.get_input_embeddings().weight.numel()
-    return round(total)
+    embedding, output = lm.get_input_embeddings().weight, lm.get_output_embeddings().weight
+    total -= output.numel() if embedding is output else embedding.numel() + output.numel()
+    return round(total), output.numel()
 
 
 def attention_width(layers: Sequence[nn.Module], text: Any) -> int:
@@ -78,7 +80,7 @@ class Amounts:
 class Meter:
     """Rates of the steps so far. The first ones, in which kernels are compiled and tuned, do not count."""
 
-    def __init__(self, parameters: int, width: int, peak: float | None, world: int, warmup: int) -> None:
+    def __init__(self, parameters: tuple[int, int], width: int, *, peak: float | None, world: int, warmup: int) -> None:
         self.parameters, self.width, self.peak, self.world, self.warmup = parameters, width, peak, world, warmup
         self.seen = 0
         self.seconds: deque[float] = deque(maxlen=1000)
@@ -106,7 +108,7 @@ class Meter:
             "density": amounts["valid"] / max(1, amounts["computed"]),
         }
         if self.peak:
-            work = 6 * self.parameters * amounts["valid"]
+            work = 6 * (self.parameters[0] * amounts["valid"] + self.parameters[1] * amounts["trained"])
             rates["mfu"] = work / per_gpu / (self.peak * 1e12)
             rates["mfu_with_attention"] = (work + 6 * self.width * amounts["squared"]) / per_gpu / (self.peak * 1e12)
         return rates

@@ -39,12 +39,13 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synthetic:
-    """Random tokens with lengths as UltraChat-200k has them, half of each sample trained. For measuring speed."""
+    """Random tokens with lengths as UltraChat-200k has them. For measuring speed."""
 
     samples: int
     median: int
     longest: int
     vocabulary: int
+    trained: float
     seed: int
 
     @property
@@ -64,7 +65,7 @@ class Synthetic:
         return Sample(
             name=name,
             ids=draw.integers(0, self.vocabulary, length, dtype=np.int64),
-            trained=np.arange(length) >= length // 2,
+            trained=np.arange(length) >= round(length * (1 - self.trained)),
         )
 
 
@@ -179,6 +180,7 @@ def open_samples(config: Config, vocabulary: int) -> Samples:
             median=config.data.synthetic_median,
             longest=config.max_length,
             vocabulary=vocabulary,
+            trained=config.data.synthetic_trained,
             seed=config.train.seed,
         )
         return Samples(config=config, source=synthetic, chat=None, pad_id=0)

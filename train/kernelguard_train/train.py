@@ -61,9 +61,9 @@ def train(config: Config, ranks: Ranks, report: Report, stop: StopRequest) -> Pr
     meter = Meter(
         matmul_parameters(built.network.lm, built.text),
         attention_width(built.parts.layers, built.text),
-        peak_tflops(name, config.report.peak_tflops),
-        ranks.world,
-        WARMUP_STEPS,
+        peak=peak_tflops(name, config.report.peak_tflops),
+        world=ranks.world,
+        warmup=WARMUP_STEPS,
     )
     health = Health(ranks.device)
     steps = load_steps(
