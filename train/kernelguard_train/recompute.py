@@ -23,6 +23,7 @@ _HEADROOM = 0.92
 """Part of the device's memory that may be planned for: fragments and communication buffers need the rest."""
 
 
+@functools.cache
 def _saved_ops() -> frozenset[Any]:
     """Attention kernels: never computed twice."""
     names = (
@@ -31,7 +32,6 @@ def _saved_ops() -> frozenset[Any]:
         "aten._scaled_dot_product_cudnn_attention.default",
         "aten._scaled_dot_product_flash_attention_for_cpu.default",
         "torch_attn._varlen_attn.default",
-        "torch_attn._varlen_attn_gqa.default",
     )
     found = set()
     for name in names:
