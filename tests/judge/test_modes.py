@@ -468,3 +468,17 @@ def test_a_window_without_an_end() -> None:
     fact = replace(hub(NORM), window=OPEN)
     assert "kernels-unusable" not in codes(fact, ASKED, machine(kernels="0.99"))
     assert codes(fact, ASKED, machine(kernels="0.9.0"))["kernels-unusable"] is Status.FAIL
+
+
+def test_a_wrong_gradient_is_a_fail_only_where_it_trains() -> None:
+    wrong = option(repository="org/rotary", wrong_gradient="it is the identity")
+    environment = machine(kernels="0.18.2")
+    assert codes(hub(NORM, layer("rotary", wrong)), ASKED, environment)["hub-wrong-gradient"] is Status.FAIL
+    for fine in (
+        (hub(NORM, layer("rotary", wrong)), replace(ASKED, phase=Phase.DECODING), environment),
+        (hub(NORM, layer("rotary", replace(wrong, training=False))), ASKED, environment),
+        (hub(NORM, layer("rotary", replace(wrong, device="xpu"))), ASKED, environment),
+        (hub(NORM, layer("rotary", replace(wrong, minimum_capability=(12, 1)))), ASKED, environment),
+        (hub(NORM, layer("rotary", wrong)), Intent(), environment),
+    ):
+        assert "hub-wrong-gradient" not in codes(*fine)

@@ -28,6 +28,8 @@ class HubOption:
     training: bool
     """It is taken while the model trains."""
     repository: str
+    wrong_gradient: str = ""
+    """What is wrong with its backward; empty: nothing that is known."""
     minimum_capability: tuple[int, int] | None = None
     maximum_capability: tuple[int, int] | None = None
 

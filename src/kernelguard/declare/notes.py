@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -42,6 +43,8 @@ class ModelNotes:
     """The whole file."""
 
     always_slow: tuple[SlowClass, ...]
+    wrong_gradients: Mapping[str, str]
+    """By hub repository: what is wrong with its backward."""
     liger: LigerTypes
 
 
@@ -66,6 +69,7 @@ def model_notes() -> ModelNotes:
                 )
                 for row in table["always_slow"]
             ),
+            wrong_gradients={row["repository"]: row["what"] for row in table["wrong_gradient"]},
             liger=LigerTypes(
                 minimum=Version(liger["minimum"]),
                 read=tuple(map(Version, liger["read"])),

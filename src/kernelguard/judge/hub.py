@@ -116,6 +116,15 @@ def _by_entry(fact: HubLayers, intent: Intent, environment: Environment) -> Iter
             inference_only.append(layer.layer)
         else:
             lost[layer.layer] = reason
+    for layer, what in _wrong(possible, device, environment, training=training):
+        yield Finding(
+            code="hub-wrong-gradient",
+            status=Status.FAIL,
+            reason=f"use_kernels=True puts a kernel of {what[0]} in the place of {layer.layer} in training: {what[1]}; "
+            "the output is right, the gradient is not, and nothing is logged",
+            fix="leave use_kernels off while training, or pip install 'transformers>=5.20'",
+            evidence=(f"{layer.file}:{layer.line}",),
+        )
     names = tuple(dict.fromkeys(inference_only))
     if not possible:
         told = "; ".join(
@@ -152,6 +161,19 @@ def _by_entry(fact: HubLayers, intent: Intent, environment: Environment) -> Iter
         "its PyTorch code with at most a line at level info",
         fix="after loading, look at module.__dict__.get('forward') of each layer that has kernel_layer_name",
     )
+
+
+def _wrong(
+    layers: list[HubLayer], device: str, environment: Environment, *, training: bool
+) -> Iterator[tuple[HubLayer, tuple[str, str]]]:
+    """Layers that get a kernel whose backward is known to be wrong; one for each name."""
+    seen = set()
+    for layer in layers if training else ():
+        for option in layer.options:
+            taken = option.device == device and option.training and _fits(option, environment)
+            if taken and option.wrong_gradient and layer.layer not in seen:
+                seen.add(layer.layer)
+                yield layer, (option.repository, option.wrong_gradient)
 
 
 _INFERENCE_ONLY = "its kernel is for inference only"

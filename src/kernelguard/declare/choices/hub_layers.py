@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from kernelguard.declare.mechanisms import real_name
 from kernelguard.declare.modes import HubLayer, HubLayers, HubOption
+from kernelguard.declare.notes import model_notes
 from kernelguard.declare.reading import Reading
 from kernelguard.declare.source import ParsedModule, Source, called, dotted, literal, walk
 
@@ -74,16 +75,27 @@ def hub_mapping(source: Source, unknowns: list[str]) -> Mapping:
 def _read(module: ParsedModule) -> tuple[Mapping, list[str]]:
     found: Mapping = {}
     problems: list[str] = []
-    for statement in module.body:
-        for node in walk(statement):
-            if not isinstance(node, (ast.Assign, ast.AnnAssign)) or not isinstance(node.value, ast.Dict):
-                continue
-            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            if dotted(target) == _TABLE:
-                for key, value in zip(node.value.keys, node.value.values, strict=True):
-                    _add(found, problems, key, value)
-            elif isinstance(target, ast.Subscript) and dotted(target.value) == _TABLE:
-                _add(found, problems, target.slice, node.value)
+    tables: dict[str, ast.Dict] = {}
+    statements = [n for s in module.body for n in walk(s) if isinstance(n, (ast.Assign, ast.AnnAssign, ast.AugAssign))]
+    for node in sorted(statements, key=lambda n: n.lineno):
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        name, value = dotted(target), node.value
+        if name is not None and isinstance(value, ast.Dict):
+            tables[name] = value
+        if name == _TABLE:
+            # `table | another` adds another one.
+            sides = [value.left, value.right] if isinstance(value, ast.BinOp) else [value]
+            for side in sides:
+                rows = side if isinstance(side, ast.Dict) else tables.get(dotted(side) or "") if side else None
+                if rows is None:
+                    problems.append(
+                        f"{_HUB_KERNELS}:{node.lineno}: {_TABLE} is made in a way that is not understood here."
+                    )
+                    continue
+                for key, entry in zip(rows.keys, rows.values, strict=True):
+                    _add(found, problems, key, entry)
+        elif isinstance(target, ast.Subscript) and dotted(target.value) == _TABLE and value is not None:
+            _add(found, problems, target.slice, value)
     if not found:
         problems.append(f"{_HUB_KERNELS}: the table {_TABLE} has a shape that is not understood here.")
     return found, problems
@@ -115,6 +127,7 @@ def _devices(value: ast.expr) -> Iterator[HubOption]:
                 device=device,
                 training=training,
                 repository=repository,
+                wrong_gradient=model_notes().wrong_gradients.get(repository, ""),
                 minimum_capability=lowest,
                 maximum_capability=highest,
             )
