@@ -178,6 +178,27 @@ def test_three_dimensional_positions_would_leak(tmp_path: Path, alone: Ranks, mo
         isolation.check(made.network, made.parts.embedding, tiny.VOCABULARY, alone.device)
 
 
+def test_units_are_gathered_and_let_go_as_they_should(network: model.Built) -> None:
+    parts = network.parts
+    ending = parts.ending[-1].weight if not parts.tied else None
+    loss = network.network(packed_batch(tiny.samples((50,)), 128, 0))
+    held = [name for name, p in network.network.named_parameters() if not isinstance(p, DTensor)]
+    if parts.tied:
+        assert {name.split(".")[2] for name in held} == {"embed_tokens", "norm"}, "one unit, for the whole step"
+    else:
+        assert ending is not parts.ending[-1].weight
+        assert {name.split(".")[-2] for name in held} <= {"norm", "final_layernorm", "lm_head"}
+        assert len(held) == 2, "the last unit stays gathered: the backward pass starts with it"
+    loss.backward()
+    assert all(isinstance(p, DTensor) for p in network.network.parameters())
+    order = [*parts.layers] if parts.tied else [parts.embedding, *parts.layers]
+    for unit, following in zip(order, order[1:], strict=False):  # noqa: RUF007
+        ahead = unit._get_fsdp_state()._states_to_forward_prefetch  # type: ignore[operator]
+        assert ahead == [following._get_fsdp_state()]  # type: ignore[operator]
+        behind = following._get_fsdp_state()._states_to_backward_prefetch  # type: ignore[operator]
+        assert behind == [unit._get_fsdp_state()]  # type: ignore[operator]
+
+
 def test_every_linear_attention_function_is_bound(network: model.Built) -> None:
     expected = {
         "qwen3_5": {"causal_conv1d_fn", "torch_chunk_gated_delta_rule"},
