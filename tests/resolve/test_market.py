@@ -148,6 +148,48 @@ def test_an_asset_whose_server_is_down_stays_unverified(served: Site) -> None:
     assert any(unknown.filename in text for text in unverified(found))
 
 
+def reported(index_url: str, version: str) -> Candidate:
+    made = BuiltFor(torch=Version("2.13"), cuda=Version("13.0"))
+    return Candidate(
+        distribution="causal-conv1d",
+        version=Version(f"{version}+cu.13.0.torch.2.13"),
+        kind=Kind.WHEEL,
+        source="some index",
+        known=Known.REPORTED,
+        index_url=index_url,
+        pythons=("cp311", "cp312"),
+        machines=("x86_64",),
+        built_for=made,
+    )
+
+
+def test_what_an_index_is_reported_to_have_is_held_against_what_it_has(served: Site) -> None:
+    index = f"{served.url}/simple/"
+    name = "causal_conv1d-9.0+cu.13.0.torch.2.13-cp312-cp312-manylinux_2_28_x86_64.whl"
+    served.put_index("causal-conv1d", {name: b"123", name.replace("cp312", "cp311"): b"456"})
+    wanted = needs()
+    market = Market(known=matrix(), candidates=(reported(index, "9.1"), reported(index, "9.0")))
+
+    def again(market: Market) -> Resolution:
+        return resolve(needs=wanted, environment=target("a100,torch=2.13.0"), market=market)
+
+    assert any(str(p.version).startswith("9.1") for p in again(market).pins)
+    found, _ = verified(again, market, QUICK)
+    [pin] = [p for p in found.pins if p.distribution == "causal-conv1d"]
+    assert (pin.filename, pin.known, pin.sha256, pin.index_url) == (name, Known.SEEN, sha256(b"123"), index)
+
+
+def test_an_index_that_cannot_be_asked_leaves_its_report_unverified(served: Site) -> None:
+    served.special["/simple/causal-conv1d/"] = broken
+    claim = reported(f"{served.url}/simple/", "9.1")
+    market = Market(known=matrix(), candidates=(claim,))
+    found, _ = verified(
+        lambda m: resolve(needs=needs(), environment=target("a100,torch=2.13.0"), market=m), market, QUICK
+    )
+    assert claim in found.pins
+    assert any("9.1" in text for text in unverified(found))
+
+
 # -- the hub ----------------------------------------------------------------------------------------------------------
 
 EXACT = "torch213-cxx11-cu130-x86_64-linux"

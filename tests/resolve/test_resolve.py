@@ -351,4 +351,15 @@ def test_what_nobody_said_is_noted() -> None:
 def test_a_need_that_nobody_knows_is_missing_not_dropped() -> None:
     found = answer("h100", symbols={**HYBRID, "f": "no_such_package"})
     assert [need.package for need in found.missing] == ["no_such_package"]
-    assert "nothing is known that has it" in dict(found.costs[0].lost).values()
+    assert "no_such_package: nothing is known that has it" in found.notes
+    # The rest still gets its newest set.
+    assert found.torch == answer("h100").torch
+
+
+def test_what_transformers_itself_needs_counts_too() -> None:
+    found = answer("a100,torch=2.5.1,python=3.11")
+    assert found.torch is None
+    reasons = {no.reason for no in rejections(found, "torch", RejectionCode.REQUIRES)}
+    assert "transformers 5.24.0 requires torch>=2.6, this is 2.5.1" in reasons
+    assert answer("h100,python=3.10").torch is None
+    assert "python=3.13 in the target serves all, with torch 2.12.1" in answer("h100,python=3.10").fixes

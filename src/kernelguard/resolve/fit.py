@@ -36,11 +36,28 @@ def unfit_torch(build: TorchBuild, request: Request, known: Matrix) -> Reason | 
         )
     if build.machine != environment.machine:
         return RejectionCode.PLATFORM, f"this build is for {build.machine}, the target is {environment.machine}"
-    reason = _unfit_python(build.pythons, environment, str(build.requires_python))
+    reason = _unfit_python(build.pythons, environment, str(build.requires_python)) or _below_transformers(
+        build, request, known
+    )
     triton = environment.triton
     if reason is None and triton is not None and build.triton and not build.triton.contains(triton, prereleases=True):
         reason = (RejectionCode.REQUIRES, f"{build.label} pins triton{build.triton}, the target fixes triton {triton}")
     return reason or _unfit_glibc(build.glibc, build.label, environment) or _unfit_gpu(build, request, known)
+
+
+def _below_transformers(build: TorchBuild, request: Request, known: Matrix) -> Reason | None:
+    wanted, python = request.transformers, request.environment.python
+    for floor in known.floors if wanted is not None else ():
+        if wanted is None or not floor.transformers.contains(wanted, prereleases=True):
+            continue
+        if not floor.torch.contains(build.version, prereleases=True):
+            return RejectionCode.REQUIRES, f"transformers {wanted} requires torch{floor.torch}, this is {build.version}"
+        if python is not None and not floor.python.contains(_full(python), prereleases=True):
+            return (
+                RejectionCode.PYTHON,
+                f"transformers {wanted} requires Python {floor.python}, the target has {python}",
+            )
+    return None
 
 
 def is_release(wanted: Version, version: Version) -> bool:

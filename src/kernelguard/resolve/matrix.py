@@ -54,6 +54,15 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """What some releases of transformers need."""
+
+    transformers: SpecifierSet
+    torch: SpecifierSet
+    python: SpecifierSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Repository:
     """A kernel hub repository."""
 
@@ -128,6 +137,7 @@ class Matrix:
     hub: Hub
     packages: Mapping[str, PackageFacts] = field(default_factory=dict)
     """By distribution."""
+    floors: tuple[Floor, ...] = ()
     retrieved: dt.date | None = None
     """Of the torch table."""
 
@@ -167,6 +177,14 @@ def load_matrix(folder: Path) -> Matrix:
         ),
         hub=_hub(documents["hub"]),
         packages=packages,
+        floors=tuple(
+            Floor(
+                transformers=SpecifierSet(row["releases"]),
+                torch=SpecifierSet(row["torch"]),
+                python=SpecifierSet(row["python"]),
+            )
+            for row in documents["torch"].get("transformers", ())
+        ),
         retrieved=documents["torch"]["retrieved"],
     )
 
@@ -236,6 +254,9 @@ def _torch_problems(document: Mapping[str, Any]) -> Iterator[str]:
     versions = [Version(row["version"]) for row in document["release"]]
     if versions != sorted(versions):
         yield "releases are not in ascending order"
+    for row in document.get("transformers", []):
+        for key in ("releases", "torch", "python"):
+            yield from _specifier_problems(f"transformers {row['releases']} {key}", row[key])
     for row in document.get("abi_exception", []):
         if row["version"] not in seen:
             yield f"abi_exception is about torch {row['version']}, which is not listed"

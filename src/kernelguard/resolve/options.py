@@ -104,6 +104,31 @@ def options(need: Need, scope: Scope) -> Iterator[Option]:
             yield from _of_candidate(need, provider, candidate, scope)
 
 
+def may_serve(need: Need, scope: Scope) -> bool:
+    """Whether anything could serve `need` with this torch before the rules are asked, which takes longest."""
+    for provider in need.providers:
+        if provider.shim and provider.shim not in scope.request.options.shims:
+            continue
+        if provider.kind is Kind.HUB and scope.fitting.get(provider.distribution):
+            return True
+        for candidate in scope.fitting.get(provider.distribution, ()):
+            if candidate.kind in {Kind.SDIST, Kind.GIT} and not _may_build(candidate, scope):
+                continue
+            unfit = _unfit(candidate, scope)
+            if unfit is None:
+                return True
+            scope.reject(candidate, *unfit)
+    return False
+
+
+def _unfit(candidate: Candidate, scope: Scope) -> tuple[RejectionCode, str] | None:
+    unfit = unfit_build(candidate, scope.build, cross_torch=scope.allowed.cross_torch)
+    if unfit is None and not scope.request.on_cpu:
+        unmet = tuple(unmet_requirements(candidate, scope.build, scope.request))
+        unfit = (RejectionCode.REQUIRES, "; ".join(unmet)) if unmet else None
+    return unfit
+
+
 def _of_hub(need: Need, provider: Provider, scope: Scope) -> Iterator[Option]:
     variants = scope.fitting.get(provider.distribution, ())
     unusable = unusable_hub(provider, scope.request, scope.known.hub)
@@ -131,10 +156,7 @@ def _nearest_torch_first(candidates: tuple[Candidate, ...], scope: Scope) -> Ite
 def _of_candidate(need: Need, provider: Provider, candidate: Candidate, scope: Scope) -> Iterator[Option]:
     if candidate.kind in {Kind.SDIST, Kind.GIT} and not _may_build(candidate, scope):
         return
-    unfit = unfit_build(candidate, scope.build, cross_torch=scope.allowed.cross_torch)
-    if unfit is None and not scope.request.on_cpu:
-        unmet = tuple(unmet_requirements(candidate, scope.build, scope.request))
-        unfit = (RejectionCode.REQUIRES, "; ".join(unmet)) if unmet else None
+    unfit = _unfit(candidate, scope)
     if unfit is not None:
         scope.reject(candidate, *unfit)
         return
@@ -219,6 +241,9 @@ def allowed_by_rules(candidates: tuple[Candidate, ...], scope: Scope) -> tuple[b
         against.update(answer.against)
         notes.update((rule, f"{rule}: {text}") for rule, text in answer.warnings)
         notes.update((rule, f"{rule}: cannot tell, {text}") for rule, text in answer.unknown)
+        if against:
+            # One kind of GPU of the fleet is enough for a no.
+            break
     for rule, reason in sorted(against.items()):
         label = " + ".join(c.label for c in candidates[1:])
         scope.reject(candidates[0], RejectionCode.RULE, reason + (f" (with {label})" if label else ""), rule)

@@ -103,6 +103,10 @@ def _triton(build: TorchBuild | None, target: Environment) -> Version | None:
 
 def _notes(found: Found, request: Request, known: Matrix) -> Iterator[str]:
     build = found.build
+    heard = {no.distribution for no in found.trace if isinstance(no, Rejected)}
+    for need in found.missing:
+        if not heard & {p.distribution for p in need.providers}:
+            yield f"{need.package}: nothing is known that has it"
     if request.transformers is not None and (problem := window_problem(request.transformers, known.hub)):
         yield f"no kernel from the hub can be used: {problem}"
     if build is None:
@@ -170,7 +174,7 @@ def _fixes(found: Found, request: Request, market: Market, rules: RuleCheck) -> 
     codes = {no.code for no in found.trace if isinstance(no, Rejected) and no.distribution in names}
     fixed = False
     for text, relaxed in _relaxations(request, codes):
-        relaxed_found = search(relaxed, market, rules)
+        relaxed_found = search(relaxed, market, rules, nearest=False)
         if relaxed_found.complete:
             fixed = True
             yield _say(text, relaxed_found, relaxed, market.known)
@@ -181,7 +185,7 @@ def _fixes(found: Found, request: Request, market: Market, rules: RuleCheck) -> 
         request.environment, torch=None, torch_cuda=None, triton=None, driver=None, glibc=None, python=_PYTHONS[1]
     )
     relaxed = dataclasses.replace(request, environment=bare)
-    relaxed_found = search(relaxed, market, rules)
+    relaxed_found = search(relaxed, market, rules, nearest=False)
     if relaxed_found.complete:
         text = "no single change is enough; nearest: torch={torch},cuda={cuda},python={python} with driver {driver} "
         yield _say(text + "and glibc {glibc} or newer", relaxed_found, relaxed, market.known)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from packaging.specifiers import SpecifierSet
@@ -13,7 +13,7 @@ from packaging.version import Version
 from kernelguard.errors import InputError
 from kernelguard.resolve.fit import is_release, unfit_target, unfit_torch
 from kernelguard.resolve.matrix import Matrix
-from kernelguard.resolve.options import Allowed, Option, Scope, allowed_by_rules, options
+from kernelguard.resolve.options import Allowed, Option, Scope, allowed_by_rules, may_serve, options
 from kernelguard.resolve.rank import rank_candidates, rank_torch
 from kernelguard.resolve.request import Request, RuleCheck
 from kernelguard.resolve.values import (
@@ -21,6 +21,7 @@ from kernelguard.resolve.values import (
     Choice,
     Cost,
     Decision,
+    Kind,
     Known,
     Need,
     Rejected,
@@ -59,8 +60,8 @@ class Found:
         return self.build is not None and not self.missing
 
 
-def search(request: Request, market: Market, rules: RuleCheck) -> Found:
-    """Find the newest complete set, else the nearest incomplete one.
+def search(request: Request, market: Market, rules: RuleCheck, *, nearest: bool = True) -> Found:
+    """Find the newest complete set, else (`nearest`) the set that serves the most needs.
 
     Torch is the outermost choice. Wheels for exactly one torch are tried with every torch before anything that the
     options merely allow.
@@ -72,42 +73,72 @@ def search(request: Request, market: Market, rules: RuleCheck) -> Found:
     trace: list[Decision] = []
     builds = _fitting_torch(request, market, trace)
     fitting = _fitting_candidates(request, market, trace)
-    passes = [Allowed()]
-    if request.options.cross_torch:
-        passes.append(Allowed(cross_torch=True))
-    if request.options.allow_source_build:
-        passes.append(Allowed(cross_torch=request.options.cross_torch, source_build=True))
-    nearest: _Set | None = None
-    nearest_costs: tuple[Cost, ...] = ()
+    # What no candidate fits on this target is missing whatever torch is chosen; the rest still gets its newest set.
+    hopeless = () if request.on_cpu else tuple(need for need in request.needs if not _any_fits(need, request, fitting))
+    needs = tuple(need for need in request.needs if need not in hopeless)
+
+    def scope_of(build: TorchBuild, allowed: Allowed, say: Callable[[Decision], None]) -> Scope:
+        return Scope(
+            request=request,
+            build=build,
+            known=market.known,
+            fitting=fitting,
+            rules=rules,
+            allowed=allowed,
+            say=say,
+        )
+
+    passes = _passes(request)
     for allowed in passes:
         costs: dict[Version, Cost] = {}
         for build in builds:
             here: list[Decision] = []
-            scope = Scope(
-                request=request,
-                build=build,
-                known=market.known,
-                fitting=fitting,
-                rules=rules,
-                allowed=allowed,
-                say=here.append,
-            )
-            best = _best_set(request.needs, scope)
+            scope = scope_of(build, allowed, here.append)
+            # The rules take longest, so they are asked only where every need has something to ask them about.
+            short = () if request.on_cpu else tuple(need for need in needs if not may_serve(need, scope))
+            best = None if short else _best_set(needs, scope)
             trace += here
-            if nearest is None or len(best.missing) < len(nearest.missing):
-                nearest = best
-                nearest_costs = tuple(cost for version, cost in costs.items() if version != build.version)
-            if not best.missing:
-                return _found(nearest, request, nearest_costs, trace)
-            costs.setdefault(build.version, Cost(torch=build.label, lost=_lost(best.missing, here, scope)))
-    return _found(nearest, request, nearest_costs, trace)
+            if best is not None and not best.missing:
+                newer = tuple(cost for version, cost in costs.items() if version != build.version)
+                return _found(best, request, hopeless, newer, trace)
+            missing = short if best is None else best.missing
+            costs.setdefault(build.version, Cost(torch=build.label, lost=_lost(missing, here, scope)))
+    if not nearest:
+        return _found(None, request, (), (), trace)
+    ranked = (_best_set(needs, scope_of(build, allowed, trace.append)) for allowed in passes for build in builds)
+    # The first of those that lack the fewest: min keeps the newest torch.
+    best = min(ranked, key=lambda found: len(found.missing), default=None)
+    return _found(best, request, hopeless, (), trace)
 
 
-def _found(best: _Set | None, request: Request, costs: tuple[Cost, ...], trace: Sequence[Decision]) -> Found:
+def _passes(request: Request) -> list[Allowed]:
+    """From what needs no permission to all that is permitted."""
+    options = request.options
+    passes = [Allowed()]
+    if options.cross_torch:
+        passes.append(Allowed(cross_torch=True))
+    if options.allow_source_build:
+        passes.append(Allowed(cross_torch=options.cross_torch, source_build=True))
+    return passes
+
+
+def _any_fits(need: Need, request: Request, fitting: Mapping[str, tuple[Candidate, ...]]) -> bool:
+    usable = [p for p in need.providers if not p.shim or p.shim in request.options.shims]
+    kinds = {c.kind for p in usable for c in fitting.get(p.distribution, ())}
+    return bool(kinds - ({Kind.SDIST, Kind.GIT} if not request.options.allow_source_build else set()))
+
+
+def _found(
+    best: _Set | None,
+    request: Request,
+    hopeless: tuple[Need, ...],
+    costs: tuple[Cost, ...],
+    trace: Sequence[Decision],
+) -> Found:
     return Found(
         build=best.build if best is not None else None,
         choices=best.choices if best is not None else (),
-        missing=best.missing if best is not None else request.needs,
+        missing=(*best.missing, *hopeless) if best is not None else request.needs,
         notes=best.notes if best is not None else (),
         costs=costs,
         trace=tuple(dict.fromkeys(trace)),
