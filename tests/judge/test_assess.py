@@ -49,10 +49,10 @@ KERNELS = {
         note="",
         needs_modules=("triton",),
         symbols={
-            "chunk": KernelSymbol(name="chunk", module="fla.ops", phase="training", boundaries=("cu_seqlens",)),
-            "step": KernelSymbol(name="step", module="fla.ops", phase="decoding", boundaries=("cu_seqlens",)),
-            "norm": KernelSymbol(name="norm", module="fla.ops", phase="both", boundaries=(), mixes_tokens=False),
-            "scan": KernelSymbol(name="scan", module="fla.ops", phase="training", boundaries=()),
+            "chunk": KernelSymbol(name="chunk", module="fla.ops", phases=("training",), boundaries=("cu_seqlens",)),
+            "step": KernelSymbol(name="step", module="fla.ops", phases=("decoding",), boundaries=("cu_seqlens",)),
+            "norm": KernelSymbol(name="norm", module="fla.ops", phases=("training", "decoding"), boundaries=(), mixes_tokens=False),
+            "scan": KernelSymbol(name="scan", module="fla.ops", phases=("training",), boundaries=()),
         },
     )
 }

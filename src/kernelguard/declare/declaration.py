@@ -10,12 +10,12 @@ from dataclasses import replace
 from kernelguard.declare.choices import read_modes
 from kernelguard.declare.follow import builds_without_kernels, follow
 from kernelguard.declare.index import Index
-from kernelguard.declare.knowledge import Kernels
 from kernelguard.declare.mechanisms import Context, mechanisms
 from kernelguard.declare.reach import resolve_parts
 from kernelguard.declare.reading import Reading
 from kernelguard.declare.source import ParsedModule, Source, called, memo_of
 from kernelguard.declare.values import Declaration, FastPath, LayerKind, ModelConfig, TransformersTree
+from kernelguard.matrix import KernelPackages, kernel_packages
 
 # Known, and no fast path of this list: hub layers that a run asks for, expert implementations, and the old alias.
 _OTHER_DECORATORS = frozenset(
@@ -44,7 +44,7 @@ class Reader:
         self.tree = tree
         self._source = Source(tree)
         self._index = Index(self._source)
-        self._kernels = Kernels()
+        self._kernels = kernel_packages()
 
     def model_types(self) -> tuple[str, ...]:
         """Every model_type that this transformers knows, sorted."""
@@ -59,7 +59,7 @@ def _declare(
     config: ModelConfig,
     tree: TransformersTree,
     index: Index,
-    kernels: Kernels,
+    kernels: KernelPackages,
 ) -> Declaration:
     source = index.source
     unknowns: list[str] = []
@@ -92,7 +92,7 @@ def _declare(
     for file, names in reached.items():
         module = source.module(file)
         if module is not None:
-            unknowns += unconsumed(module, names, consumed[file], kernels.packages)
+            unknowns += unconsumed(module, names, consumed[file], kernels.keys())
             unknowns += unknown_decorators(module, names)
     paths = tuple(sorted(found.values(), key=lambda p: (p.file, p.line, p.symbol)))
     if not paths and _has_markers(source, reached):

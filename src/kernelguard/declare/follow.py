@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from kernelguard.declare.index import Index
-from kernelguard.declare.knowledge import Kernels
 from kernelguard.declare.mechanisms import users_of
 from kernelguard.declare.reach import Part
 from kernelguard.declare.source import dotted
@@ -29,6 +28,7 @@ from kernelguard.declare.symbolic.values import (
     is_known,
 )
 from kernelguard.declare.values import BindingKind, Boundary, FastPath, LayerKind, Requirement
+from kernelguard.matrix import KernelPackages
 
 _LAYER_LISTS = ("layer_types", "layers_block_type")
 Key = tuple[str, str]
@@ -45,7 +45,7 @@ class Followed:
     """Why nothing more could be told."""
 
 
-def follow(index: Index, kernels: Kernels, parts: list[Part], paths: tuple[FastPath, ...]) -> Followed:
+def follow(index: Index, kernels: KernelPackages, parts: list[Part], paths: tuple[FastPath, ...]) -> Followed:
     """Follows the constructor and the forward of the top part's class for these fast paths."""
     table = _kernel_table(index, paths)
     relevant = _relevant(index, parts, table)
@@ -89,7 +89,7 @@ def builds_without_kernels(index: Index, parts: list[Part]) -> str | None:
 
 def _describe(
     machine: Machine,
-    kernels: Kernels,
+    kernels: KernelPackages,
     path: FastPath,
     reached: dict[str, frozenset[str]],
     *,

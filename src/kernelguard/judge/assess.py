@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernelguard.declare.values import Declaration, FastPath, Intent, Phase, Requirement
 from kernelguard.judge.bound import declared_at, find_binding, gpu_state_text, install_command, judge_binding
@@ -35,7 +35,7 @@ def assess(evidence: Evidence, level: Level) -> Assessment:
     findings: list[Finding] = []
     claimed: set[int] = set()
     for path in needed:
-        mine = [*_judge_path(path, evidence, level)]
+        mine = [_softened(path, finding) for finding in _judge_path(path, evidence, level)]
         for index, finding in enumerate(evidence.rule_findings):
             if finding.fast_path == path.symbol:
                 mine.append(finding)
@@ -59,8 +59,11 @@ def assess(evidence: Evidence, level: Level) -> Assessment:
 
 
 def layer_count(path: FastPath, bindings: Bindings | None) -> int | None:
-    """Layers that call the kernel: counted in the built model where that was possible, else read from the source."""
-    if bindings is not None and bindings.layer_counts and path.binding.owner is not None:
+    """Layers that call the kernel: counted in the built model where that was possible, else read from the source.
+
+    A zero from the source stays one: a layer may be there and, with this configuration, never call the kernel.
+    """
+    if path.layers != 0 and bindings is not None and bindings.layer_counts and path.binding.owner is not None:
         return bindings.layer_counts.get(path.binding.owner, 0)
     return path.layers
 
@@ -125,6 +128,11 @@ def _judge_path(path: FastPath, evidence: Evidence, level: Level) -> Iterator[Fi
             tree=evidence.declaration.transformers,
             kernels=evidence.kernels,
         )
+
+
+def _softened(path: FastPath, finding: Finding) -> Finding:
+    """A small part (a norm, an activation) that runs without its kernel is worth a warning, not a no."""
+    return replace(finding, status=Status.WARN) if path.optional and finding.status is Status.FAIL else finding
 
 
 def _switched_off(path: FastPath) -> Finding:

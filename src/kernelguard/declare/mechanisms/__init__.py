@@ -12,9 +12,9 @@ from functools import cache
 from typing import Any, Protocol, cast
 
 from kernelguard.declare.index import Index, default_of
-from kernelguard.declare.knowledge import Kernels
 from kernelguard.declare.source import ParsedModule, Source, called, dotted
 from kernelguard.declare.values import FastPath, Phase
+from kernelguard.matrix import KernelPackages
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Context:
 
     source: Source
     index: Index
-    kernels: Kernels
+    kernels: KernelPackages
     model_type: str
     config: Mapping[str, Any]
     """The part's own raw configuration."""
@@ -39,7 +39,7 @@ class Context:
         """When a kernel is called, as far as is known: both, when nothing is."""
         entry = self.kernels.symbol(package, symbol)
         if entry is not None:
-            return entry.phases
+            return tuple(Phase(phase) for phase in entry.phases)
         self.unknowns.append(
             f"Nothing is known about the kernel {package}.{symbol}; it is in no file of matrices/kernels."
         )

@@ -50,8 +50,8 @@ def _paths(
         package = found.module.split(".")[0]
         if package == "transformers":
             # A kernel of transformers' own that builds on the guarded package: kernels/falcon_mamba in 4.57.
-            package = next((p for p in guarded if p in context.kernels.packages), package)
-        if package not in context.kernels.packages - _ELSEWHERE:
+            package = next((p for p in guarded if p in context.kernels), package)
+        if package not in context.kernels.keys() - _ELSEWHERE:
             continue
         context.consumed.add((package, found.line))
         owners = context.users(module, found.local)

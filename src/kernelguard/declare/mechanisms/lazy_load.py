@@ -97,10 +97,10 @@ def _path(module: ParsedModule, context: Context, bound: _Bound, owner: str, kin
     helper = read_availability(context.source, f"is_{bound.kernel.replace('-', '_')}_available")
     imported = bound.kernel.replace("-", "_")
     package, detail = imported, ""
-    if imported not in context.kernels.packages:
+    if imported not in context.kernels:
         # falcon_mamba asks for a package that does not exist; the hub repository says what is really meant.
         hub = _hub_repository(context, bound.kernel).rpartition("/")[2].replace("-", "_")
-        package = hub if hub in context.kernels.packages else imported
+        package = hub if hub in context.kernels else imported
         if not helper.exists:
             detail = (
                 f"Without the hub {package} is never imported: the code asks for {helper.name}, which is not there."
