@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from kernelguard.sources.http import Http
 from kernelguard.sources.hub import Hub
 from lock.world import CACHE, CPU, World, world
 from observed import Interpreter, make_venv
+from resolve.tools import tool
 from sources.fakehub import FakeHub, variant
 from sources.servers import broken, cut_off, sha256, wheel
 
@@ -272,8 +274,23 @@ def test_hub_files_are_put_in_place_hashed_and_found_again_offline(
     assert codes(check_lock(lock, synced.python)) == ["lock-holds"]
     assert codes(sync(lock, synced.python, cache=CACHE)) == ["lock-holds"]
     place = synced.prefix / "share" / "kernelguard" / "hub" / "org" / "conv"
-    assert local_kernels(lock, synced.prefix) == f"org/conv={place}"
+    assert local_kernels(lock, synced.prefix) == f"org/conv={place / 'build' / VARIANT}"
     assert (place / "build" / VARIANT / "__init__.py").read_text() == f"WHICH = {VARIANT!r}\n"
+
+
+@pytest.mark.online
+def test_the_real_kernels_package_loads_the_pinned_files_offline(
+    synced: Interpreter, hub_lock: tuple[Lock, FakeHub, Hub]
+) -> None:
+    lock, _, client = hub_lock
+    sync(lock, synced.python, cache=CACHE, hub=client)
+    code = "from kernels import get_kernel; k = get_kernel('org/conv', version=1); print(k.WHICH, k.__file__)"
+    env = {**os.environ, "LOCAL_KERNELS": local_kernels(lock, synced.prefix), "HF_HUB_OFFLINE": "1"}
+    python = tool("kernels-0.17.2", "kernels==0.17.2")
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, env=env)
+    which, file = done.stdout.split()
+    assert which == VARIANT
+    assert Path(file).is_relative_to(synced.prefix / "share" / "kernelguard" / "hub")
 
 
 def test_a_changed_missing_or_added_hub_file_is_named(synced: Interpreter, hub_lock: tuple[Lock, FakeHub, Hub]) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -78,3 +82,23 @@ def test_the_resolution_does_not_depend_on_the_order_of_what_is_known(seed: int,
         expected.missing,
         expected.costs,
     )
+
+
+def test_the_resolution_does_not_depend_on_the_hash_seed() -> None:
+    code = (
+        "import sys, hashlib; sys.path.insert(0, sys.argv[1]); from resolve.cases import answer; "
+        "r = answer('h100', 'b200'); "
+        "print(hashlib.sha256(repr((r.torch, r.pins, r.costs, r.trace, r.notes)).encode()).hexdigest())"
+    )
+    tests = str(Path(__file__).resolve().parents[1])
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code, tests],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(digests) == 1

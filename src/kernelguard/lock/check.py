@@ -151,8 +151,11 @@ def hub_place(prefix: Path, pin: HubPin) -> Path:
 
 
 def local_kernels(lock: Lock, prefix: Path) -> str:
-    """The value of LOCAL_KERNELS with which `kernels` loads exactly the pinned files, without a network."""
-    return ":".join(f"{pin.repository}={hub_place(prefix, pin)}" for pin in lock.hub)
+    """The value of LOCAL_KERNELS with which `kernels` loads exactly the pinned files, without a network.
+
+    It names the variant's own folder: `kernels` loads what lies there and chooses nothing.
+    """
+    return ":".join(f"{pin.repository}={hub_place(prefix, pin) / 'build' / pin.variant}" for pin in lock.hub)
 
 
 def check_hub_files(lock: Lock, prefix: Path) -> Iterator[Finding]:
