@@ -1,4 +1,7 @@
-"""The walk of `kernelguard check`: declare, observe, resolve, judge. Wires the rooms for the command line."""
+"""The walk of `kernelguard check`: declare, observe, resolve, judge. Wires the rooms for the command line.
+
+What looks into an interpreter is imported only where one is looked into: it would be a tenth of a static check.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,6 @@ from kernelguard.judge.assess import Evidence, assess
 from kernelguard.judge.rules import Facts, apply_rules, load_rules
 from kernelguard.judge.values import Level
 from kernelguard.matrix import kernel_packages
-from kernelguard.observe.bindings import observe_bindings
-from kernelguard.observe.files import load_environment
-from kernelguard.observe.interpreter import find_interpreter, observe
-from kernelguard.observe.targets import target
 from kernelguard.observe.values import Bindings, Environment
 from kernelguard.report.document import Check
 
@@ -92,12 +91,21 @@ def run_check(request: Request, environ: Mapping[str, str]) -> Check:
 
 def _environment(request: Request, environ: Mapping[str, str], deadline: float) -> Environment:
     if request.target is not None:
+        from kernelguard.observe.targets import target  # noqa: PLC0415
+
         return target(request.target)
     if request.environment is not None:
+        from kernelguard.observe.files import load_environment  # noqa: PLC0415
+
         return load_environment(request.environment)
-    interpreter = find_interpreter(request.python, environ)
-    with_gpu = request.level != "resolve"
-    return observe(interpreter, timeout=_left(deadline), gpu=with_gpu)
+    return _look(request.python, environ, deadline, gpu=request.level != "resolve")
+
+
+def _look(python: Path | None, environ: Mapping[str, str], deadline: float, *, gpu: bool) -> Environment:
+    """The environment of an interpreter on this machine."""
+    from kernelguard.observe.interpreter import find_interpreter, observe  # noqa: PLC0415
+
+    return observe(find_interpreter(python, environ), timeout=_left(deadline), gpu=gpu)
 
 
 def _versions(environment: Environment, tree: TransformersTree) -> dict[str, Version]:
@@ -132,7 +140,7 @@ def _tree(request: Request, environment: Environment, environ: Mapping[str, str]
         return find_tree(Path(environment.transformers_root), origin="interpreter")
     if environment.transformers_version is not None:
         return tree_of_version(str(environment.transformers_version), _cache(environ))
-    here = observe(find_interpreter(None, environ), timeout=_left(deadline), gpu=False)
+    here = _look(None, environ, deadline, gpu=False)
     if here.transformers_root is None:
         raise UndeterminedError(
             f"which transformers to read was not said, and {here.executable} has none",
@@ -159,6 +167,8 @@ def _bindings(
             f"torch is not installed in {environment.executable}, so the model cannot be loaded there",
             hint=f"{environment.executable} -m pip install torch, or name another interpreter with --python",
         )
+    from kernelguard.observe.bindings import observe_bindings  # noqa: PLC0415
+
     return observe_bindings(environment.executable, declaration, timeout=_left(deadline))
 
 

@@ -6,6 +6,7 @@ Everything heavier than typer is imported by the command that needs it: a static
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -274,6 +275,8 @@ def main() -> None:
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code; everything that is raised becomes a line and a code here."""
+    # A command lives for a blink and keeps what it reads: looking for garbage would only cost time.
+    gc.disable()
     try:
         code = app(args=arguments, standalone_mode=False)
     except typer.TyperException as error:
