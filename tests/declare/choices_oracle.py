@@ -53,8 +53,14 @@ def built(case: dict[str, Any]) -> dict[str, Any]:
 
 def main(spec_path: str, out_path: str) -> None:
     spec = json.loads(Path(spec_path).read_text())
-    out: dict[str, Any] = {"mapping": mapping(), "models": {}}
-    for case in spec:
+    import transformers
+
+    out: dict[str, Any] = {"mapping": mapping(), "models": {}, "flags": {}}
+    for name in spec["classes"]:
+        cls = getattr(transformers, name, None)  # not every class is public
+        if cls is not None:
+            out["flags"][name] = [getattr(cls, f"_supports_{flag}") for flag in ("sdpa", "flash_attn", "flex_attn")]
+    for case in spec["cases"]:
         try:
             out["models"][case["name"]] = built(case)
         except (ValueError, ImportError) as error:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
-from kernelguard.declare import declare, find_tree, parse_config
+from kernelguard.declare import Reader, declare, find_tree, parse_config
 from kernelguard.declare.choices.hub_layers import hub_mapping
 from kernelguard.declare.modes import (
     AlwaysSlow,
@@ -118,6 +118,19 @@ def read(version: str, name: str) -> Declaration:
     return declare(parse_config(config, source=name), tree(version))
 
 
+@cache
+def sampled_flags(version: str) -> dict[str, list[bool | None]]:
+    """By model class: what is read for every twelfth model type (to import all of them takes minutes)."""
+    reader = Reader(tree(version))
+    found: dict[str, list[bool | None]] = {}
+    for model_type in reader.model_types()[::12]:
+        facts = reader.declare(parse_config({"model_type": model_type}, source=model_type)).modes
+        for fact in facts:
+            if isinstance(fact, Attention) and not fact.path:
+                found[fact.model_class] = [fact.sdpa, fact.flash, fact.flex]
+    return found
+
+
 @pytest.fixture(scope="module")
 def oracle(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Builds every case once in each of a few releases."""
@@ -131,7 +144,9 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Any:
             metadata: f"Metadata-Version: 2.1\nName: kernels\nVersion: {KERNELS[version]}\n",
         }
         env = environment(folder / "env", version, files)
-        (folder / "spec.json").write_text(json.dumps(CASES))
+        (folder / "spec.json").write_text(
+            json.dumps({"cases": CASES, "classes": list(sampled_flags(version)) if version == BUILT[-1] else []})
+        )
         done = subprocess.run(
             [str(env.python), str(ORACLE), str(folder / "spec.json"), str(folder / "out.json")],
             capture_output=True,
@@ -205,6 +220,14 @@ def test_what_is_judged_is_what_is_built(version: str, name: str, oracle: Any) -
     assert ("experts-eager" in found) == bool(experts and not experts[0].selectable)
 
 
+def test_the_flags_are_those_of_the_imported_classes(oracle: Any) -> None:
+    version = BUILT[-1]
+    really = oracle(version)["flags"]
+    assert len(really) >= 30
+    assert {name: flags for name, flags in sampled_flags(version).items() if name in really} == really
+    assert {tuple(flags) for flags in really.values()} >= {(True, True, True), (False, False, False)}
+
+
 def test_the_cases_hold_both_answers(oracle: Any) -> None:
     """Something raises, something is eager and something is neither in the newest release."""
     models = oracle("5.24.0")["models"]
@@ -232,6 +255,39 @@ def test_the_window_of_kernels(version: str) -> None:
         "5.24.0": ("0.18.2", "0.19.0"),
     }[version]
     assert (window.minimum, window.maximum) == tuple(Version(v) if v else None for v in expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "layers", "problem"),
+    [
+        ("_KERNEL_MAPPING = {'A': {'cuda': Repo(repo_id='o/a')}}", ["A"], ""),
+        (
+            "X = {'B': {'cuda': Repo('o/b')}}\n_KERNEL_MAPPING = {'A': {}}\n_KERNEL_MAPPING = _KERNEL_MAPPING | X",
+            ["A", "B"],
+            "",
+        ),
+        ("_KERNEL_MAPPING = {'A': {}}\n_KERNEL_MAPPING['B'] = {'cuda': Repo('o/b')}", ["A", "B"], ""),
+        ("_KERNEL_MAPPING = {'A': {}}\n_KERNEL_MAPPING.update(more())", ["A"], "changed in a way"),
+        ("_KERNEL_MAPPING = {'A': {}} | more()", ["A"], "made in a way"),
+        ("_KERNEL_MAPPING = build()", [], "made in a way"),
+        ("_KERNEL_MAPPING = {'A': {Device(type='cuda', memory=80): Repo('o/a')}}", ["A"], "entry of A"),
+        ("_KERNEL_MAPPING = {'A': {'cuda': {mode(): Repo('o/a')}}}", ["A"], "entry of A"),
+        ("_KERNEL_MAPPING = {'A': {'cuda': {Mode.TRAINING: Repo(name)}}}", ["A"], "entry of A"),
+        ("_OTHER = {}", [], "shape that is not understood"),
+    ],
+)
+def test_a_mapping_of_another_shape_is_unknown_not_empty(
+    tmp_path: Path, text: str, layers: list[str], problem: str
+) -> None:
+    (tmp_path / "integrations").mkdir()
+    (tmp_path / "integrations/hub_kernels.py").write_text(
+        f"def build_mapping():\n    {text.replace(chr(10), chr(10) + '    ')}\n"
+    )
+    unknowns: list[str] = []
+    found = hub_mapping(Source(TransformersTree(root=tmp_path, version=Version("5.99"), origin="path")), unknowns)
+    assert sorted(found) == layers
+    assert bool(unknowns) == bool(problem)
+    assert all(problem in unknown or "shape" in unknown for unknown in unknowns)
 
 
 def test_layers_of_a_gated_delta_net() -> None:

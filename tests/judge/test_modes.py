@@ -482,3 +482,10 @@ def test_a_wrong_gradient_is_a_fail_only_where_it_trains() -> None:
         (hub(NORM, layer("rotary", wrong)), Intent(), environment),
     ):
         assert "hub-wrong-gradient" not in codes(*fine)
+
+
+def test_a_mapping_that_was_not_read_concerns_only_those_who_ask() -> None:
+    fact = replace(hub(UNMAPPED), unread=("the table has another shape",))
+    environment = machine(kernels="0.18.2")
+    assert codes(fact, Intent(), environment) == {}
+    assert codes(fact, ASKED, environment) == {"hub-mapping-unread": Status.UNKNOWN}

@@ -60,6 +60,8 @@ class HubLayers:
     window: KernelsWindow
     obeys_switch: bool
     """`USE_HUB_KERNELS=0` takes the decorators away (not yet in 4.57)."""
+    unread: tuple[str, ...] = ()
+    """What of the mapping could not be read; it matters only to a run that asks for hub kernels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,6 +89,11 @@ def judge_hub_layers(
             fix=f"unset {switched.partition('=')[0]}",
         )
         return
+    if fact.unread:
+        # An entry that was not read may be there or not, so nothing is said about single layers.
+        for text in fact.unread:
+            yield Finding(code="hub-mapping-unread", status=Status.UNKNOWN, reason=text)
+        return
     yield from _by_entry(fact, intent, environment)
 
 

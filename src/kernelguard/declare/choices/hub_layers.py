@@ -15,6 +15,7 @@ NAME = "hub_layers"
 Mapping = dict[str, tuple[HubOption, ...]]
 _HUB_KERNELS = "integrations/hub_kernels.py"
 _TABLE = "_KERNEL_MAPPING"
+_READS = frozenset({"get", "items", "keys", "values", "copy"})
 _WITH_PACKAGE = "use_kernel_func_from_hub_with_fallback"
 _DECORATORS = frozenset({"use_kernel_forward_from_hub", "use_kernel_func_from_hub", _WITH_PACKAGE})
 
@@ -23,18 +24,21 @@ def modes(reading: Reading) -> Iterable[HubLayers]:
     """One value for the whole model, when it has any such layer."""
     found: dict[tuple[str, int], HubLayer] = {}
     mapping: Mapping | None = None
+    unread: list[str] = []
     for part in reading.parts:
         for module, reached in reading.modules(part):
             if not any(word in module.text for word in _DECORATORS):
                 continue
             if mapping is None:
-                mapping = hub_mapping(reading.source, reading.unknowns)
+                mapping = hub_mapping(reading.source, unread)
             for layer in _layers(module, reached, part.sub.model_type, mapping):
                 found[layer.file, layer.line] = layer
     if found:
         text = reading.source.text(_HUB_KERNELS) or ""
         layers = tuple(found[key] for key in sorted(found))
-        yield HubLayers(layers=layers, window=reading.window(), obeys_switch="USE_HUB_KERNELS" in text)
+        yield HubLayers(
+            layers=layers, window=reading.window(), obeys_switch="USE_HUB_KERNELS" in text, unread=tuple(unread)
+        )
 
 
 def _layers(module: ParsedModule, reached: frozenset[str], model_type: str, mapping: Mapping) -> Iterator[HubLayer]:
@@ -60,7 +64,7 @@ def _layers(module: ParsedModule, reached: frozenset[str], model_type: str, mapp
 
 
 def hub_mapping(source: Source, unknowns: list[str]) -> Mapping:
-    """What transformers' own mapping has, by layer name. Entries that are no literal any more become unknowns."""
+    """What transformers' own mapping has, by layer name; what could not be read is added to `unknowns`."""
     module = source.module(_HUB_KERNELS)
     if module is None:
         unknowns.append(f"{_HUB_KERNELS} is not there, so what use_kernels=True replaces is not known.")
@@ -96,6 +100,14 @@ def _read(module: ParsedModule) -> tuple[Mapping, list[str]]:
                     _add(found, problems, key, entry)
         elif isinstance(target, ast.Subscript) and dotted(target.value) == _TABLE and value is not None:
             _add(found, problems, target.slice, value)
+    problems += [
+        f"{_HUB_KERNELS}:{call.lineno}: {_TABLE} is changed in a way that is not understood here."
+        for statement in module.body
+        for call in walk(statement)
+        if isinstance(call, ast.Call)
+        and (dotted(call.func) or "").startswith(f"{_TABLE}.")
+        and called(call) not in _READS
+    ]
     if not found:
         problems.append(f"{_HUB_KERNELS}: the table {_TABLE} has a shape that is not understood here.")
     return found, problems
