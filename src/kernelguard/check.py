@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,11 @@ def run_check(request: Request, environ: Mapping[str, str]) -> Check:
         rule_findings=rule_findings,
         kernels=kernel_packages(),
     )
+    if environment.live:
+        # Imported here, because a static check has no files to read and shall not pay for it.
+        from kernelguard.binaries import binary_findings  # noqa: PLC0415
+
+        evidence = replace(evidence, rule_findings=(*rule_findings, *binary_findings(evidence)))
     return Check(
         declaration=declaration,
         intent=intent,

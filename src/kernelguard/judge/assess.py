@@ -58,6 +58,11 @@ def assess(evidence: Evidence, level: Level) -> Assessment:
     )
 
 
+def needed_paths(evidence: Evidence) -> tuple[FastPath, ...]:
+    """The declared fast paths that this run needs."""
+    return tuple(_split(evidence)[0])
+
+
 def layer_count(path: FastPath, bindings: Bindings | None) -> int | None:
     """Layers that call the kernel: counted in the built model where that was possible, else read from the source.
 

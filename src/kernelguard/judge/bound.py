@@ -129,7 +129,7 @@ def _import_cause(
     path: FastPath, environment: Environment, bindings: Bindings, kernels: Mapping[str, KernelPackage]
 ) -> Finding | None:
     """Why the package cannot give the symbol; None when its own import is fine or was not tried."""
-    fact = _import_fact(path, bindings)
+    fact = import_fact(path, bindings)
     if fact is None or fact.outcome is ImportOutcome.NOT_TRIED:
         return None
     if fact.outcome in _DIED:
@@ -228,7 +228,7 @@ def _judge_unexplained(
     path: FastPath, environment: Environment, bindings: Bindings, binding: Binding | None, tree: TransformersTree
 ) -> Finding:
     """The package's own import is fine, and yet the kernel is not what the model is bound to."""
-    fact = _import_fact(path, bindings)
+    fact = import_fact(path, bindings)
     usable = fact is not None and fact.outcome is ImportOutcome.OK
     if binding is None or binding.bound_to is BoundTo.UNKNOWN:
         detail = binding.detail if binding is not None else _first_problem(bindings)
@@ -333,7 +333,7 @@ def _fail(path: FastPath, code: str, reason: str, fix: str, evidence: tuple[str,
     )
 
 
-def _import_fact(path: FastPath, bindings: Bindings) -> ImportFact | None:
+def import_fact(path: FastPath, bindings: Bindings) -> ImportFact | None:
     """The import of the symbol's module, or of its package when only that was tried."""
     facts = {f.module: f for f in bindings.imports}
     exact = facts.get(path.import_module)
