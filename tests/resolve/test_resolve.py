@@ -363,3 +363,28 @@ def test_what_transformers_itself_needs_counts_too() -> None:
     assert "transformers 5.24.0 requires torch>=2.6, this is 2.5.1" in reasons
     assert answer("h100,python=3.10").torch is None
     assert "python=3.13 in the target serves all, with torch 2.12.1" in answer("h100,python=3.10").fixes
+
+
+def test_a_set_whose_members_exclude_each_other_is_passed_over() -> None:
+    symbols = {"chunk_gated_delta_rule": "fla", "mamba_chunk_scan_combined": "mamba_ssm"}
+    environment = dataclasses.replace(target("h100,torch=2.10.0"), cuda_toolkit=Version("12.8"))
+    found = resolve(
+        needs=needs(symbols), environment=environment, transformers=TRANSFORMERS, rules=shipped_rules(symbols)
+    )
+    # The newest mamba-ssm wants tilelang 0.1.8, with which fla would be wrong; an older one wants none.
+    assert found.complete
+    assert chosen(found)["tilelang"] == "0.1.15"
+    assert chosen(found)["mamba-ssm"].startswith("2.3.1+")
+    assert any(
+        isinstance(no, Rejected) and no.code is RejectionCode.REQUIRES and "tilelang==0.1.8" in no.reason
+        for no in found.trace
+    )
+
+
+def test_where_no_wheel_fits_at_all_a_source_build_is_still_offered() -> None:
+    found = answer("h100,python=3.15")
+    assert [need.package for need in found.missing] == ["causal_conv1d"]
+    assert found.torch is not None
+    assert str(found.torch.version) == "2.15.0"
+    assert rejections(found, "causal-conv1d", RejectionCode.SOURCE_BUILD)
+    assert "--allow-source-build serves all with torch 2.15.0 for CUDA 13.2" in found.fixes

@@ -200,6 +200,8 @@ def _source_release(document: Mapping[str, Any]) -> Iterator[Candidate]:
 
 
 def _indexed(document: Mapping[str, Any]) -> Iterator[Candidate]:
+    # An index builds the same source, so it requires what the release requires.
+    required = {row["version"]: row.get("requires", ()) for row in document.get("release", [])}
     for index in document.get("index", []):
         for wheel in index["wheels"]:
             for torch, cuda, machine in itertools.product(
@@ -220,6 +222,8 @@ def _indexed(document: Mapping[str, Any]) -> Iterator[Candidate]:
                         cuda=Version(cuda),
                         archs=tuple(index["archs"].split()) if "archs" in index else None,
                     ),
-                    requires=tuple(Requirement(text) for text in index.get("requires", ())),
+                    requires=tuple(
+                        Requirement(text) for text in index.get("requires") or required.get(index["version"], ())
+                    ),
                     evidence=f"{index['source']} ({index['retrieved']})",
                 )

@@ -76,6 +76,7 @@ def search(request: Request, market: Market, rules: RuleCheck, *, nearest: bool 
     # What no candidate fits on this target is missing whatever torch is chosen; the rest still gets its newest set.
     hopeless = () if request.on_cpu else tuple(need for need in request.needs if not _any_fits(need, request, fitting))
     needs = tuple(need for need in request.needs if need not in hopeless)
+    trace += _unbuilt(hopeless, fitting)
 
     def scope_of(build: TorchBuild, allowed: Allowed, say: Callable[[Decision], None]) -> Scope:
         return Scope(
@@ -126,6 +127,19 @@ def _any_fits(need: Need, request: Request, fitting: Mapping[str, tuple[Candidat
     usable = [p for p in need.providers if not p.shim or p.shim in request.options.shims]
     kinds = {c.kind for p in usable for c in fitting.get(p.distribution, ())}
     return bool(kinds - ({Kind.SDIST, Kind.GIT} if not request.options.allow_source_build else set()))
+
+
+def _unbuilt(needs: Sequence[Need], fitting: Mapping[str, tuple[Candidate, ...]]) -> Iterator[Rejected]:
+    """What could be built from source for needs that no wheel fits at all."""
+    for name in dict.fromkeys(p.distribution for need in needs for p in need.providers):
+        for candidate in fitting.get(name, ()):
+            yield Rejected(
+                candidate=candidate.label,
+                distribution=name,
+                code=RejectionCode.SOURCE_BUILD,
+                reason=f"{name} {candidate.version} has to be built from source, which nobody allowed",
+                source=candidate.source,
+            )
 
 
 def _found(
