@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,16 +28,3 @@ def pytest_runtest_makereport() -> Iterator[None]:
         report.outcome = "failed"
         report.longrepr = f"skipped in CI: {report.longrepr}"
     return report
-
-
-class Command:
-    """One run of the installed `kernelguard` command."""
-
-    def __init__(self, *arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> None:
-        command = [str(Path(sys.executable).parent / "kernelguard"), *map(str, arguments)]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, cwd=cwd, env={**os.environ, **(env or {})}
-        )
-        self.code = done.returncode
-        self.out = done.stdout
-        self.err = done.stderr

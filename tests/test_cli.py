@@ -15,7 +15,7 @@ import pytest
 
 import configs
 import crafted
-from conftest import ROOT, Command
+from command import ROOT, Command
 from observed import Interpreter, environment, make_venv, transformers_base
 
 pytestmark = pytest.mark.observed

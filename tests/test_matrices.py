@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 from packaging.version import Version
 
-from conftest import Command
+from command import Command
 from kernelguard import data
 from kernelguard.declare.values import Declaration, Intent, LayerKind, ModelConfig, TransformersTree
 from kernelguard.judge.rules import Facts, apply_rules, check_matrices, load_rules

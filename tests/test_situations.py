@@ -13,7 +13,7 @@ import pytest
 
 import configs
 import crafted
-from conftest import Command
+from command import Command
 from observed import VERSIONS, Interpreter, environment, with_changed_transformers
 
 pytestmark = pytest.mark.observed

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
+from command import ROOT
 from observed import transformers_base
 
 

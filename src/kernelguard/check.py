@@ -89,6 +89,7 @@ def run_check(request: Request, environ: Mapping[str, str]) -> Check:
         intent=intent,
         environment=environment,
         assessment=assess(evidence, level),
+        bindings=bindings,
         open_rules=open_rules,
         strict=request.strict,
     )
@@ -130,11 +131,8 @@ def _level(request: Request, environment: Environment) -> Level:
 
 def _tree(request: Request, environment: Environment, environ: Mapping[str, str], deadline: float) -> TransformersTree:
     """The transformers source to read: what was asked for, else the environment's own, else the interpreter's here."""
-    wanted = request.transformers
-    if wanted is not None:
-        if Path(wanted).exists():
-            return find_tree(Path(wanted))
-        return tree_of_version(wanted, _cache(environ))
+    if request.transformers is not None:
+        return _named_tree(request.transformers, environ)
     if environment.live:
         if environment.transformers_root is None:
             raise UndeterminedError(
@@ -144,7 +142,27 @@ def _tree(request: Request, environment: Environment, environ: Mapping[str, str]
             )
         return find_tree(Path(environment.transformers_root), origin="interpreter")
     if environment.transformers_version is not None:
-        return tree_of_version(str(environment.transformers_version), _cache(environ))
+        return tree_of_version(str(environment.transformers_version), cache_folder(environ))
+    return _own_tree(environ, deadline)
+
+
+def transformers_tree(wanted: str | None, environ: Mapping[str, str]) -> TransformersTree:
+    """The transformers source that was named, else the one of the interpreter that `check` would look into.
+
+    Raises:
+        InputError: there is no such thing.
+        UndeterminedError: none was named, and the interpreter has none.
+    """
+    return _own_tree(environ, time.monotonic() + 60.0) if wanted is None else _named_tree(wanted, environ)
+
+
+def _named_tree(wanted: str, environ: Mapping[str, str]) -> TransformersTree:
+    """A folder, or a released version."""
+    return find_tree(Path(wanted)) if Path(wanted).exists() else tree_of_version(wanted, cache_folder(environ))
+
+
+def _own_tree(environ: Mapping[str, str], deadline: float) -> TransformersTree:
+    """The transformers of the interpreter that would be observed."""
     here = _look(None, environ, deadline, gpu=False)
     if here.transformers_root is None:
         raise UndeterminedError(
@@ -177,7 +195,7 @@ def _bindings(
     return observe_bindings(environment.executable, declaration, timeout=_left(deadline))
 
 
-def _cache(environ: Mapping[str, str]) -> Path:
+def cache_folder(environ: Mapping[str, str]) -> Path:
     """Where downloaded transformers sources are kept (XDG base directories)."""
     base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or tempfile.gettempdir(), ".cache")
     return Path(base, "kernelguard")

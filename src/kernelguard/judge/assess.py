@@ -227,8 +227,8 @@ def _judge_run(evidence: Evidence, level: Level, reached: Level, needed: Iterabl
         status=Status.UNKNOWN,
         reason="the output and the gradients of "
         + (", ".join(sorted({p.symbol for p in needed})) or "this model")
-        + " were not computed: this version of kernelguard checks up to level import",
-        fix="--level import states the claim that was checked",
+        + " were not computed: a check looks, and goes up to level import",
+        fix="kernelguard verify, with the same arguments, runs them against a reference",
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from kernelguard.declare.values import Declaration, Intent
 from kernelguard.judge.rules import OpenRule
 from kernelguard.judge.values import Assessment, Status, exit_code
-from kernelguard.observe.values import Environment
+from kernelguard.observe.values import Bindings, Environment
 
 SCHEMA = 1
 """Version of the document. Keys are only ever added."""
@@ -22,6 +22,8 @@ class Check:
     intent: Intent
     environment: Environment
     assessment: Assessment
+    bindings: Bindings | None = None
+    """What was observed; None: nothing was executed."""
     open_rules: tuple[OpenRule, ...] = ()
     """Rules that a fact left open by a target would decide."""
     strict: bool = False

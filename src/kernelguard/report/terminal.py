@@ -28,21 +28,21 @@ def print_check(console: Console, check: Check) -> None:
     for path in check.assessment.fast_paths:
         _print_path(console, path)
     if not check.assessment.fast_paths:
-        _line(console, Text("This run needs no fused kernel that transformers would fall back from."))
+        line(console, Text("This run needs no fused kernel that transformers would fall back from."))
     for finding in check.assessment.findings:
         if finding.fast_path is None:
-            _print_finding(console, finding)
+            print_finding(console, finding)
     _print_open_rules(console, check.open_rules)
     for reason in dict.fromkeys(n.reason for n in check.assessment.not_used):
         names = dict.fromkeys(n.symbol for n in check.assessment.not_used if n.reason == reason)
-        _note(console, "not used", f"{', '.join(names)}: {reason}")
+        note(console, "not used", f"{', '.join(names)}: {reason}")
     if check.intent.source not in {"nothing was said", "command line"}:
-        _note(console, "intent", check.intent.source)
+        note(console, "intent", check.intent.source)
     assumed = assumed_texts(check.intent)
     if assumed:
-        _note(console, "assumed", " ".join(assumed))
+        note(console, "assumed", " ".join(assumed))
     console.print()
-    _line(console, summary(check))
+    line(console, summary(check))
 
 
 def summary(check: Check) -> Text:
@@ -65,7 +65,7 @@ def summary(check: Check) -> Text:
 
 def print_explanation(console: Console, explanation: Explanation) -> None:
     """Print one rule for a person."""
-    _line(console, Text(explanation.id, style="bold") + Text(f"  ({explanation.status})"))
+    line(console, Text(explanation.id, style="bold") + Text(f"  ({explanation.status})"))
     rows = {
         "what": explanation.title,
         "effect": explanation.effect,
@@ -79,37 +79,37 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
     }
     for label, value in rows.items():
         if value:
-            _note(console, label, value, width=12)
+            note(console, label, value, width=12)
 
 
 def print_matrix(console: Console, rules: Iterable[Rule], packages: Iterable[KernelPackage]) -> None:
     """Print the list of rules and of kernel packages."""
-    _line(console, Text("rules (kernelguard explain RULE)", style="bold"))
+    line(console, Text("rules (kernelguard explain RULE)", style="bold"))
     for rule in rules:
-        _line(console, _status(rule.status) + Text(rule.id))
-        _line(console, Text(rule.title, style="dim"), indent=_INDENT)
+        line(console, _status(rule.status) + Text(rule.id))
+        line(console, Text(rule.title, style="dim"), indent=_INDENT)
     console.print()
-    _line(console, Text("kernel packages (kernelguard matrix show kernels/PACKAGE)", style="bold"))
+    line(console, Text("kernel packages (kernelguard matrix show kernels/PACKAGE)", style="bold"))
     for package in packages:
-        _note(console, package.package, ", ".join(package.symbols) or "no symbols listed", width=16)
+        note(console, package.package, ", ".join(package.symbols) or "no symbols listed", width=16)
 
 
 def print_differences(console: Console, a: str, b: str, differences: Sequence[Difference]) -> None:
     """Print what changed, most suspicious first."""
     if not differences:
-        _line(console, Text(f"{a} and {b} do not differ"))
+        line(console, Text(f"{a} and {b} do not differ"))
         return
-    _line(console, Text(f"- {a}", style="red"))
-    _line(console, Text(f"+ {b}", style="green"))
+    line(console, Text(f"- {a}", style="red"))
+    line(console, Text(f"+ {b}", style="green"))
     heading = None
     for difference in differences:
         if difference.suspicion is not heading:
             heading = difference.suspicion
             console.print()
-            _line(console, Text(heading.name.lower(), style="bold"))
-        _line(console, Text(difference.subject), indent=2)
-        _line(console, Text(f"- {_or_absent(difference.a)}", style="red"), indent=4)
-        _line(console, Text(f"+ {_or_absent(difference.b)}", style="green"), indent=4)
+            line(console, Text(heading.name.lower(), style="bold"))
+        line(console, Text(difference.subject), indent=2)
+        line(console, Text(f"- {_or_absent(difference.a)}", style="red"), indent=4)
+        line(console, Text(f"+ {_or_absent(difference.b)}", style="green"), indent=4)
 
 
 def _or_absent(value: str | None) -> str:
@@ -157,15 +157,17 @@ def _print_path(console: Console, path: FastPathAnswer) -> None:
     head = _status(path.status) + Text(path.symbol, style="bold")
     layers = "layers not known" if path.layers is None else f"{path.layers} layer{'s' if path.layers != 1 else ''}"
     head.append(f"  {layers} of {path.model_type}", style="dim")
-    _line(console, head)
-    _line(console, Text(path.reason), indent=_INDENT)
+    line(console, head)
+    line(console, Text(path.reason), indent=_INDENT)
     if path.fix and path.status is not Status.PASS:
         _print_fix(console, path.fix)
 
 
-def _print_finding(console: Console, finding: Finding) -> None:
-    _line(console, _status(finding.status) + Text(finding.code, style="bold"))
-    _line(console, Text(finding.reason), indent=_INDENT)
+def print_finding(console: Console, finding: Finding) -> None:
+    """Print one finding with its reason and fix."""
+    about = f"  {finding.fast_path}" if finding.fast_path else ""
+    line(console, _status(finding.status) + Text(finding.code, style="bold") + Text(about, style="dim"))
+    line(console, Text(finding.reason), indent=_INDENT)
     if finding.fix:
         _print_fix(console, finding.fix)
 
@@ -180,13 +182,13 @@ def _print_open_rules(console: Console, rules: Sequence[OpenRule]) -> None:
     """Which known bad combinations only a missing fact keeps from applying; `explain` and --json tell the rest."""
     if not rules:
         return
-    _note(console, "open", f"{len(rules)} known bad combinations depend on what was left open (kernelguard explain):")
+    note(console, "open", f"{len(rules)} known bad combinations depend on what was left open (kernelguard explain):")
     for rule in rules:
-        _note(console, "", f"{rule.rule_id}: {rule.title}")
+        note(console, "", f"{rule.rule_id}: {rule.title}")
 
 
-def _note(console: Console, label: str, text: str, *, width: int = _INDENT) -> None:
-    """A dim label in a column of its own, and text that wraps beside it."""
+def note(console: Console, label: str, text: str, *, width: int = _INDENT) -> None:
+    """Print a dim label in a column of its own, and text that wraps beside it."""
     lines = [line for part in text.split("\n") for line in Text(part).wrap(console, max(console.width - width, 20))]
     for index, line in enumerate(lines):
         line.rstrip()
@@ -198,7 +200,7 @@ def _status(status: Status) -> Text:
     return Text(f"{_WORD[status]:<{_INDENT}}", style=_STYLE[status])
 
 
-def _line(console: Console, text: Text, *, indent: int = 0) -> None:
+def line(console: Console, text: Text, *, indent: int = 0) -> None:
     """Print wrapped text whose every line is indented, without trailing blanks that a log would keep."""
     for line in text.wrap(console, max(console.width - indent, 20)):
         line.rstrip()

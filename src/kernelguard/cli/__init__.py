@@ -1,0 +1,73 @@
+"""The command line: wires the rooms, prints, exits. Holds no decision.
+
+Everything heavier than typer is imported by the command that needs it: a static check has to be over in a blink.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from kernelguard import __version__
+from kernelguard.cli import checks, locks, matrix, proofs
+from kernelguard.cli.shared import app
+from kernelguard.errors import KernelguardError
+
+__all__ = ["app", "checks", "locks", "main", "matrix", "proofs", "run"]
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"kernelguard {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    del version
+
+
+def main() -> None:
+    """Run the command line and exit with the documented code."""
+    sys.exit(run())
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the command line and return the exit code; everything that is raised becomes a line and a code here."""
+    # A command lives for a blink and keeps what it reads: looking for garbage would only cost time.
+    gc.disable()
+    try:
+        code = app(args=arguments, standalone_mode=False)
+    except typer.TyperException as error:
+        show = getattr(error, "show", None)
+        show() if show is not None else typer.echo(f"error: {error}", err=True)
+        return 2
+    except (KeyboardInterrupt, typer.Abort):
+        typer.echo("interrupted", err=True)
+        return 130
+    except KernelguardError as error:
+        typer.echo(f"error: {error.message}", err=True)
+        if error.hint:
+            typer.echo(f"  fix: {error.hint}", err=True)
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader went away (`| head`); Python would complain again when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception:  # noqa: BLE001 - the outermost handler: whatever gets here is a bug, and says so
+        traceback.print_exc()
+        typer.echo(
+            f"error: this is a bug in kernelguard {__version__}; please report it with the lines above", err=True
+        )
+        return 70
+    return code if isinstance(code, int) else 0

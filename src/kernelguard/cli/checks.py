@@ -1,0 +1,197 @@
+"""Commands that ask: check, survey, observe, diff, explain."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kernelguard.cli.shared import LevelName, app, console, intent_flags, print_json, progress, write
+
+
+@app.command()
+def check(
+    model: Annotated[str, typer.Argument(help="A config.json, a folder that holds one, or a hub id.")],
+    *,
+    python: Annotated[
+        Path | None, typer.Option(help="The interpreter to look into. Default: $VIRTUAL_ENV's, else `python` on PATH.")
+    ] = None,
+    environment: Annotated[
+        Path | None, typer.Option(help="An environment captured by `kernelguard observe`, instead of an interpreter.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="A machine by name or keys, for example h100 or h100,torch=2.12.1,driver=580.")
+    ] = None,
+    transformers: Annotated[
+        str | None, typer.Option(help="The transformers to read: a folder or a version. Default: the interpreter's.")
+    ] = None,
+    decode: Annotated[bool, typer.Option("--decode", help="Judge decoding with a cache instead of training.")] = False,
+    packed: Annotated[
+        bool | None, typer.Option("--packed/--no-packed", help="Batches hold several samples in one row.")
+    ] = None,
+    signals: Annotated[
+        str | None,
+        typer.Option(help="Boundary signals that packed batches carry: position_ids,cu_seq_lens_q,seq_idx."),
+    ] = None,
+    intent: Annotated[Path | None, typer.Option(help="A TOML or JSON file that says what the run will do.")] = None,
+    train_config: Annotated[
+        Path | None, typer.Option(help="Read the intent from Trainer arguments, a TRL or an axolotl configuration.")
+    ] = None,
+    level: Annotated[
+        LevelName | None,
+        typer.Option(help="The claim. Default: gpu on an interpreter, resolve with --target or --environment."),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="A warning is a no.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds that all observing may take together.")] = 300.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object (schemas/report.schema.json).")
+    ] = False,
+    junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML to this file.")] = None,
+) -> None:
+    """Tell the truth about a model's fast paths: what it needs, what it is bound to, what to do about it.
+
+    Example: kernelguard check examples/qwen3.8-27b --target h100
+    """
+    from kernelguard.check import Request, run_check
+
+    request = Request(
+        model=model,
+        python=python,
+        environment=environment,
+        target=target,
+        transformers=transformers,
+        flags=intent_flags(decode=decode, packed=packed, signals=signals),
+        intent_file=intent,
+        train_config=train_config,
+        level=level,
+        strict=strict,
+        timeout=timeout,
+    )
+    with progress("looking into the interpreter"):
+        result = run_check(request, dict(os.environ))
+    if junit is not None:
+        from kernelguard.report.junit import to_junit
+
+        write(junit, to_junit(result))
+    if as_json:
+        from kernelguard.report.document import to_document
+
+        print_json(to_document(result))
+    else:
+        from kernelguard.report.terminal import print_check
+
+        print_check(console(), result)
+    raise typer.Exit(result.exit_code)
+
+
+@app.command()
+def survey(
+    *,
+    transformers: Annotated[
+        str | None, typer.Option(help="A folder or a version. Default: that of the interpreter `check` would take.")
+    ] = None,
+    against: Annotated[str | None, typer.Option(help="Show what changed since this folder or version.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List what every model type of a transformers release declares.
+
+    Example: kernelguard survey --transformers 5.24.0
+    """
+    from kernelguard.check import transformers_tree
+    from kernelguard.declare.survey import drift, survey_document, survey_table
+    from kernelguard.declare.survey import survey as survey_types
+
+    tree = transformers_tree(transformers, dict(os.environ))
+    with progress(f"reading transformers {tree.version}"):
+        rows = survey_types(tree)
+        changes = None if against is None else drift(survey_types(transformers_tree(against, dict(os.environ))), rows)
+    if as_json:
+        print_json({**survey_document(tree, rows), **({} if changes is None else {"changes": list(changes)})})
+        return
+    if changes is not None:
+        typer.echo("\n".join(changes) or "nothing that is declared has changed")
+        return
+    from kernelguard.report.survey import print_survey
+
+    print_survey(console(), tree, rows, survey_table(rows))
+
+
+@app.command()
+def observe(
+    *,
+    python: Annotated[
+        Path | None, typer.Option(help="The interpreter to look into. Default: $VIRTUAL_ENV's, else `python` on PATH.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file, not to stdout.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds it may take.")] = 120.0,
+) -> None:
+    """Capture an environment: for `check --environment` elsewhere, and to paste into a support request.
+
+    Example: kernelguard observe -o fast-machine.json
+    """
+    from kernelguard.observe.files import environment_to_json
+    from kernelguard.observe.interpreter import find_interpreter
+    from kernelguard.observe.interpreter import observe as observe_interpreter
+
+    interpreter = find_interpreter(python, os.environ)
+    with progress(f"looking into {interpreter}"):
+        captured = observe_interpreter(interpreter, timeout=timeout)
+    text = environment_to_json(captured)
+    if output is None:
+        typer.echo(text)
+    else:
+        write(output, text + "\n")
+        typer.echo(f"wrote {output}", err=True)
+
+
+@app.command()
+def diff(
+    a: Annotated[Path, typer.Argument(help="An environment (`observe -o`) or a report (`check --json`).")],
+    b: Annotated[Path, typer.Argument(help="Another one of the same kind.")],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what changed between two machines or two checks, most suspicious first.
+
+    Example: kernelguard diff fast-machine.json slow-machine.json
+    """
+    from dataclasses import asdict
+
+    from kernelguard.matrix import kernel_packages
+    from kernelguard.report.difference import compare, load_document
+
+    differences = compare(load_document(a), load_document(b), kernel_packages().values())
+    if as_json:
+        rows = [{**asdict(d), "suspicion": d.suspicion.name.lower()} for d in differences]
+        print_json({"schema": 1, "kind": "diff", "a": str(a), "b": str(b), "differences": rows})
+        return
+    from kernelguard.report.terminal import print_differences
+
+    print_differences(console(), str(a), str(b), differences)
+
+
+@app.command()
+def explain(
+    rule: Annotated[str, typer.Argument(help="A rule id, as printed by `check` and `matrix list`.")],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Explain one rule: when it applies, what happens, how to fix it, and where that is known from.
+
+    Example: kernelguard explain fla-hopper-dqkwg
+    """
+    from dataclasses import asdict
+
+    from kernelguard.data import matrices
+    from kernelguard.judge.rules import explain as explain_rule
+    from kernelguard.judge.rules import load_rules
+
+    explanation = explain_rule(rule, load_rules(matrices() / "rules.toml"))
+    if as_json:
+        print_json(asdict(explanation))
+        return
+    from kernelguard.report.terminal import print_explanation
+
+    print_explanation(console(), explanation)

@@ -1,0 +1,1 @@
+"""Commands that pin: lock, sync."""

@@ -1,0 +1,66 @@
+"""Commands on the data files: matrix list, show, check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kernelguard.cli.shared import app, console
+from kernelguard.errors import InputError
+
+matrix_app = typer.Typer(no_args_is_help=True, help="The facts about what fits what.")
+app.add_typer(matrix_app, name="matrix")
+
+
+@matrix_app.command("list")
+def matrix_list() -> None:
+    """List every rule and every known kernel package.
+
+    Example: kernelguard matrix list
+    """
+    from kernelguard.data import matrices
+    from kernelguard.judge.rules import load_rules
+    from kernelguard.matrix import kernel_packages
+    from kernelguard.report.terminal import print_matrix
+
+    print_matrix(console(), load_rules(matrices() / "rules.toml"), kernel_packages().values())
+
+
+@matrix_app.command("show")
+def matrix_show(
+    name: Annotated[str, typer.Argument(help="A file below matrices/, for example rules or kernels/fla.")],
+) -> None:
+    """Print one data file as it is.
+
+    Example: kernelguard matrix show kernels/fla
+    """
+    from kernelguard.data import matrices
+
+    folder = matrices()
+    known = {str(f.relative_to(folder).with_suffix("")): f for f in sorted(folder.rglob("*.toml"))}
+    if name not in known:
+        raise InputError(f"no matrix is called {name!r}", hint=f"one of: {', '.join(known)}")
+    typer.echo(known[name].read_text("utf-8"), nl=False)
+
+
+@matrix_app.command("check")
+def matrix_check(
+    folder: Annotated[Path | None, typer.Argument(help="A folder like matrices/. Default: the one that ships.")] = None,
+) -> None:
+    """Check the data files against their schemas and list every problem.
+
+    Example: kernelguard matrix check matrices
+    """
+    from kernelguard.data import matrices
+    from kernelguard.judge.rules import check_matrices
+
+    where = folder or matrices()
+    if not where.is_dir():
+        raise InputError(f"{where} is not a folder", hint="kernelguard matrix check matrices")
+    problems = check_matrices(where)
+    for problem in problems:
+        typer.echo(problem)
+    typer.echo(f"{len(problems)} problem{'s' if len(problems) != 1 else ''} in {where}", err=True)
+    raise typer.Exit(1 if problems else 0)
