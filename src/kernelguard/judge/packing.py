@@ -91,7 +91,7 @@ def judge_packing(
             path,
             "packing-on-fallback",
             f"packed batches and the PyTorch fallback of {path.symbol}: it ignores sample boundaries, so state leaks "
-            "(or, from transformers 5.18 on, the first packed call raises ValueError)",
+            "(or, from transformers 5.20 on, the first packed call raises ValueError)",
             "bind the kernel, or turn packing off",
         )
         return
