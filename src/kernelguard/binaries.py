@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernelguard.judge.assess import Evidence, needed_paths
-from kernelguard.judge.binaries import BinaryFacts, distributions_of, judge_binaries, packages_of
+from kernelguard.judge.binaries import BinaryFacts, distributions_of, judge_binaries, wanted_packages
 from kernelguard.judge.values import Finding
 from kernelguard.observe.extensions import Extension, inspect_extensions
 from kernelguard.observe.loader import libraries_found, newest_libstdcxx
@@ -12,8 +12,9 @@ from kernelguard.observe.record import inspect_records
 
 def binary_findings(evidence: Evidence) -> tuple[Finding, ...]:
     """What the files of the needed packages say, in a live environment. Nothing of them is run."""
-    environment, paths = evidence.environment, needed_paths(evidence)
-    packages = packages_of(paths)
+    environment = evidence.environment
+    wanted = wanted_packages(needed_paths(evidence), evidence.intent, evidence.bindings, evidence.kernels)
+    packages = {one.package for one in wanted}
     names = distributions_of(packages, environment)
     if not names or environment.distributions is None:
         return ()
@@ -25,7 +26,7 @@ def binary_findings(evidence: Evidence) -> tuple[Finding, ...]:
         libstdcxx=newest_libstdcxx(environment) if wants_cxx else None,
         found_elsewhere=frozenset(name for e in extensions for name in _cuda_runtimes(evidence, e)),
     )
-    return judge_binaries(paths, facts, environment=environment, bindings=evidence.bindings, kernels=evidence.kernels)
+    return judge_binaries(wanted, facts, environment)
 
 
 def _cuda_runtimes(evidence: Evidence, extension: Extension) -> tuple[str, ...]:

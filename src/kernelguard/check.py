@@ -21,9 +21,10 @@ from kernelguard.declare.config import read_config
 from kernelguard.declare.declaration import declare
 from kernelguard.declare.intent import resolve_intent
 from kernelguard.declare.tree import find_tree, tree_of_version
-from kernelguard.declare.values import Declaration, TransformersTree
+from kernelguard.declare.values import Declaration, Intent, TransformersTree
 from kernelguard.errors import InputError, UndeterminedError
 from kernelguard.judge.assess import Evidence, assess
+from kernelguard.judge.attention import attention_module
 from kernelguard.judge.rules import Facts, apply_rules, load_rules
 from kernelguard.judge.values import Level
 from kernelguard.matrix import kernel_packages
@@ -67,7 +68,7 @@ def run_check(request: Request, environ: Mapping[str, str]) -> Check:
         request.flags, request.intent_file, request.train_config, versions=_versions(environment, tree)
     )
     declaration = declare(config, tree)
-    bindings = _bindings(declaration, environment, level, deadline)
+    bindings = _bindings(declaration, intent, environment, level, deadline)
     facts = Facts.of(environment=environment, declaration=declaration, intent=intent, executed=bindings is not None)
     rules = load_rules(matrices() / "rules.toml")
     rule_findings, open_rules = apply_rules(rules, facts, today=datetime.now(UTC).date())
@@ -174,6 +175,7 @@ def _own_tree(environ: Mapping[str, str], deadline: float) -> TransformersTree:
 
 def _bindings(
     declaration: Declaration,
+    intent: Intent,
     environment: Environment,
     level: Level,
     deadline: float,
@@ -192,7 +194,10 @@ def _bindings(
         )
     from kernelguard.observe.bindings import observe_bindings  # noqa: PLC0415
 
-    return observe_bindings(environment.executable, declaration, timeout=_left(deadline))
+    attention = attention_module(intent)
+    return observe_bindings(
+        environment.executable, declaration, also=() if attention is None else (attention,), timeout=_left(deadline)
+    )
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:

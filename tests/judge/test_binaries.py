@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
-from kernelguard.declare.values import BindingKind, BindingSite, FastPath, Phase, Requirement
-from kernelguard.judge.binaries import BinaryFacts, judge_binaries
+from kernelguard.declare.values import BindingKind, BindingSite, FastPath, Intent, Phase, Requirement
+from kernelguard.judge.binaries import BinaryFacts, judge_binaries, wanted_packages
 from kernelguard.judge.values import Finding
 from kernelguard.observe.elf import ElfFacts, GpuCode
 from kernelguard.observe.extensions import Extension
@@ -69,6 +69,7 @@ MACHINE = Environment(
         )
     },
 )
+INTENT = Intent()
 OLD_ABI = "_ZN3c105ErrorC2ENS_14SourceLocationESs"
 
 
@@ -85,10 +86,11 @@ def judge(
     bindings: Bindings | None = None,
     machine: Environment = MACHINE,
     path: FastPath = CONV,
+    intent: Intent = INTENT,
     **facts: Any,
 ) -> tuple[Finding, ...]:
     known = BinaryFacts(extensions=modules, **{"libstdcxx": Version("3.4.33"), **facts})
-    return judge_binaries([path], known, environment=machine, bindings=bindings, kernels={})
+    return judge_binaries(wanted_packages([path], intent, bindings, {}), known, machine)
 
 
 def said(findings: tuple[Finding, ...]) -> set[tuple[str, str]]:
@@ -248,3 +250,16 @@ def test_a_record_that_cannot_be_read_is_found_by_its_folder() -> None:
     records = RecordState(problems=("/site/causal_conv1d-1.7.0.dist-info/RECORD could not be read: denied",))
     assert said(judge(records=records)) == {("record-unreadable", "unknown")}
     assert judge(records=RecordState(problems=("/site/x-1.dist-info/RECORD could not be read: denied",))) == ()
+
+
+def test_the_attention_that_was_asked_for_is_looked_at_too() -> None:
+    owner = Distribution(name="flash-attn", version="2.8.3", location="/site", top_level=("flash_attn",))
+    machine = replace(MACHINE, distributions={"flash-attn": owner})
+    wrong = replace(module("flash_attn_2_cuda.so", needed=("libcudart.so.12",)), distribution="flash-attn")
+    asked = Intent(attn_implementation="flash_attention_2")
+    findings = judge(wrong, machine=machine, intent=asked)
+    assert said(findings) == {("wrong-cuda", "fail")}
+    assert findings[0].fast_path is None
+    assert judge(wrong, machine=machine) == ()
+    works = Bindings(imports=(ImportFact(module="flash_attn", outcome=ImportOutcome.OK),))
+    assert judge(wrong, machine=machine, intent=asked, bindings=works) == ()

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from kernelguard.declare.values import FastPath
+from kernelguard.declare.values import FastPath, Intent
+from kernelguard.judge.attention import attention_module
 from kernelguard.judge.bound import find_binding, import_fact, install_command
 from kernelguard.judge.values import Finding, Status
 from kernelguard.matrix import KernelPackage
@@ -40,9 +41,60 @@ class BinaryFacts:
     """CUDA runtimes (`libcudart.so.12`) that the loader finds on this machine beside torch's own."""
 
 
-def packages_of(paths: Iterable[FastPath]) -> tuple[str, ...]:
-    """The import names whose files matter."""
-    return tuple(dict.fromkeys(path.package for path in paths if not path.disabled_by))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A package whose files matter to the run."""
+
+    package: str
+    """Import name."""
+    distribution: str
+    symbol: str | None
+    """The fast path it is wanted for; None: the attention that was asked for."""
+    optional: bool
+    loads: bool
+    """It was really imported here."""
+    fix: str
+
+
+def wanted_packages(
+    paths: Iterable[FastPath], intent: Intent, bindings: Bindings | None, kernels: Mapping[str, KernelPackage]
+) -> tuple[Wanted, ...]:
+    """The packages behind the needed fast paths and behind the attention that was asked for."""
+    found = []
+    for path in paths:
+        binding = find_binding(path, bindings) if bindings is not None else None
+        if path.disabled_by or (binding is not None and binding.bound_to is BoundTo.HUB):
+            # What is installed is not what runs.
+            continue
+        fact = import_fact(path, bindings) if bindings is not None else None
+        bound = binding is not None and binding.bound_to is BoundTo.KERNEL
+        found.append(
+            Wanted(
+                package=path.package,
+                distribution=path.distribution,
+                symbol=path.symbol,
+                optional=path.optional,
+                loads=bound or (fact is not None and fact.outcome is ImportOutcome.OK),
+                fix=_reinstall(install_command(path, kernels)),
+            )
+        )
+    module = attention_module(intent)
+    if module is not None:
+        package = module.partition(".")[0]
+        imports = {fact.module: fact.outcome for fact in (bindings.imports if bindings is not None else ())}
+        known = kernels.get(package)
+        distribution = known.distributions[0] if known is not None else package
+        found.append(
+            Wanted(
+                package=package,
+                distribution=distribution,
+                symbol=None,
+                optional=False,
+                loads=imports.get(module) is ImportOutcome.OK,
+                fix=_reinstall(known.install if known is not None else f"pip install {distribution}"),
+            )
+        )
+    return tuple(found)
 
 
 def distributions_of(packages: Iterable[str], environment: Environment) -> tuple[str, ...]:
@@ -51,58 +103,35 @@ def distributions_of(packages: Iterable[str], environment: Environment) -> tuple
     return tuple(name for name, d in (environment.distributions or {}).items() if wanted & set(d.top_level))
 
 
-def judge_binaries(
-    paths: Iterable[FastPath],
-    facts: BinaryFacts,
-    *,
-    environment: Environment,
-    bindings: Bindings | None,
-    kernels: Mapping[str, KernelPackage],
-) -> tuple[Finding, ...]:
-    """What the files say about each needed fast path. Pure."""
+def judge_binaries(wanted: Iterable[Wanted], facts: BinaryFacts, environment: Environment) -> tuple[Finding, ...]:
+    """What the files say about each wanted package. Pure."""
     findings: list[Finding] = []
-    for path in paths:
-        binding = find_binding(path, bindings) if bindings is not None else None
-        if path.disabled_by or (binding is not None and binding.bound_to is BoundTo.HUB):
-            # What is installed is not what runs.
-            continue
-        judge = _Judge(path=path, environment=environment, facts=facts, fix=_reinstall(path, kernels))
-        owners = distributions_of([path.package], environment)
-        loads = bindings is not None and _loads(path, bindings)
-        findings += judge.files(owners, loads=loads)
+    for one in wanted:
+        judge = _Judge(wanted=one, environment=environment, facts=facts)
+        owners = distributions_of([one.package], environment)
+        findings += judge.files(owners)
         for owner in owners:
-            findings += judge.extensions([e for e in facts.extensions if e.distribution == owner], loads=loads)
+            findings += judge.extensions([e for e in facts.extensions if e.distribution == owner])
     return tuple(dict.fromkeys(findings))
 
 
-def _loads(path: FastPath, bindings: Bindings) -> bool:
-    """Whether the package was really imported, or the model is bound to it."""
-    binding = find_binding(path, bindings)
-    fact = import_fact(path, bindings)
-    return (binding is not None and binding.bound_to is BoundTo.KERNEL) or (
-        fact is not None and fact.outcome is ImportOutcome.OK
-    )
-
-
-def _reinstall(path: FastPath, kernels: Mapping[str, KernelPackage]) -> str:
-    command = install_command(path, kernels)
+def _reinstall(command: str) -> str:
     return command.replace("pip install", "pip install --force-reinstall --no-deps --no-cache-dir", 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Judge:
-    """One fast path and what its findings need."""
+    """One wanted package and what its findings need."""
 
-    path: FastPath
+    wanted: Wanted
     environment: Environment
     facts: BinaryFacts
-    fix: str
 
-    def extensions(self, extensions: list[Extension], *, loads: bool) -> Iterator[Finding]:
+    def extensions(self, extensions: list[Extension]) -> Iterator[Finding]:
         """The compiled modules of one distribution."""
         ours = [e for e in extensions if _for_this_python(Path(e.path).name, self.environment.python)]
         read = [(e, e.elf) for e in ours if e.elf is not None]
-        if not loads:
+        if not self.wanted.loads:
             for extension in ours:
                 if extension.problem:
                     yield self._finding("binary-unreadable", Status.UNKNOWN, extension.problem)
@@ -183,7 +212,7 @@ class _Judge:
                     extension.path,
                 )
 
-    def files(self, owners: Iterable[str], *, loads: bool) -> Iterator[Finding]:
+    def files(self, owners: Iterable[str]) -> Iterator[Finding]:
         """What the records say about the distributions of this package."""
         records, mine = self.facts.records, set(owners)
         if records is None:
@@ -210,7 +239,7 @@ class _Judge:
                 yield self._finding(
                     "sibling-mismatch", Status.WARN, reason, fix=f"pip install '{pin.wants}'" if wanted else ""
                 )
-        if not loads:
+        if not self.wanted.loads:
             folders = {_metadata_folder(self.environment, owner) for owner in mine}
             for problem in records.problems:
                 named = any(problem.startswith(f"{owner} ") for owner in mine)
@@ -221,14 +250,14 @@ class _Judge:
         return self._finding(code, Status.FAIL, reason, extension.path)
 
     def _finding(self, code: str, status: Status, reason: str, *evidence: str, fix: str = "") -> Finding:
-        if self.path.optional and status is Status.FAIL:
+        if self.wanted.optional and status is Status.FAIL:
             status = Status.WARN
         return Finding(
             code=code,
             status=status,
-            fast_path=self.path.symbol,
-            reason=f"{self.path.distribution}: {reason}",
-            fix=fix or self.fix,
+            fast_path=self.wanted.symbol,
+            reason=f"{self.wanted.distribution}: {reason}",
+            fix=fix or self.wanted.fix,
             evidence=evidence,
         )
 

@@ -20,9 +20,12 @@ _LONGEST_IMPORT_S = 90.0
 _LONGEST_BUILD_S = 60.0
 
 
-def observe_bindings(python: str, declaration: Declaration, *, timeout: float = 300.0) -> Bindings:
+def observe_bindings(
+    python: str, declaration: Declaration, *, also: Iterable[str] = (), timeout: float = 300.0
+) -> Bindings:
     """Import what `declaration` names in the interpreter `python` and read its bindings, within `timeout` seconds.
 
+    `also`: further modules to import, each in a process of its own (the attention that was asked for).
     A package that hangs is tried twice, a quarter of the time each, so that the others are still looked at.
 
     Raises:
@@ -31,7 +34,7 @@ def observe_bindings(python: str, declaration: Declaration, *, timeout: float = 
     request = _request(declaration, build_s=min(_LONGEST_BUILD_S, timeout / 4))
     with ThreadPoolExecutor(max_workers=1) as pool:
         # The two know nothing of each other, and both spend most of their time importing torch.
-        importing = pool.submit(_import_packages, python, declaration.fast_paths, timeout=timeout)
+        importing = pool.submit(_import_packages, python, declaration.fast_paths, also, timeout=timeout)
         result = run_worker(python, "bindings", request, timeout=timeout)
         imports, problems = importing.result()
     problems += [str(record["text"]) for record in result.of_kind("problem")]
@@ -60,7 +63,7 @@ def observe_bindings(python: str, declaration: Declaration, *, timeout: float = 
 
 
 def _import_packages(
-    python: str, fast_paths: Iterable[FastPath], *, timeout: float
+    python: str, fast_paths: Iterable[FastPath], also: Iterable[str], *, timeout: float
 ) -> tuple[tuple[ImportFact, ...], list[str]]:
     """The real import of every package module, one process each, and what went wrong beside it.
 
@@ -73,6 +76,8 @@ def _import_packages(
         symbols = wanted.setdefault(fast_path.import_module, [])
         if fast_path.symbol not in symbols:
             symbols.append(fast_path.symbol)
+    for module in also:
+        wanted.setdefault(module, [])
     facts: dict[str, ImportFact] = {}
     limit_s = min(_LONGEST_IMPORT_S, timeout / 4)
     while left := [module for module in wanted if module not in facts]:
