@@ -75,18 +75,27 @@ def declaration(symbols: Mapping[str, str] = HYBRID) -> Declaration:
 
 
 def shipped_rules(symbols: Mapping[str, str] = HYBRID) -> RuleCheck:
-    """The real rules, asked the way the command line asks them."""
+    """The real rules, asked the way the command line asks them; remembered, as they are pure and tests ask alike."""
+    return _shipped_rules(tuple(symbols.items()))
+
+
+@cache
+def _shipped_rules(symbols: tuple[tuple[str, str], ...]) -> RuleCheck:
     rules = load_rules(matrices() / "rules.toml")
-    declared, intent = declaration(symbols), Intent()
+    declared, intent = declaration(dict(symbols)), Intent()
+    answers: dict[str, RuleAnswer] = {}
 
     def check(environment: Environment, via: Mapping[str, str]) -> RuleAnswer:
         facts = Facts.of(environment=environment, declaration=declared, intent=intent, via=via)
-        findings, still_open = apply_rules(rules, facts)
-        return RuleAnswer(
-            against=tuple((f.code, f.reason) for f in findings if f.status is Status.FAIL),
-            warnings=tuple((f.code, f.reason) for f in findings if f.status is Status.WARN),
-            unknown=tuple((o.rule_id, o.text) for o in still_open if o.status is Status.FAIL),
-        )
+        key = repr(facts)
+        if key not in answers:
+            findings, still_open = apply_rules(rules, facts)
+            answers[key] = RuleAnswer(
+                against=tuple((f.code, f.reason) for f in findings if f.status is Status.FAIL),
+                warnings=tuple((f.code, f.reason) for f in findings if f.status is Status.WARN),
+                unknown=tuple((o.rule_id, o.text) for o in still_open if o.status is Status.FAIL),
+            )
+        return answers[key]
 
     return check
 

@@ -36,6 +36,7 @@ CANDIDATES = st.builds(
 )
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(CANDIDATES, max_size=8), st.randoms(use_true_random=False))
 def test_ranking_of_candidates_is_total(candidates: list[Candidate], shuffle: random.Random) -> None:
     ranked = rank_candidates(candidates)
@@ -45,6 +46,7 @@ def test_ranking_of_candidates_is_total(candidates: list[Candidate], shuffle: ra
     assert sorted(map(repr, ranked)) == sorted(map(repr, candidates))
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(CANDIDATES, min_size=2, max_size=8))
 def test_a_prebuilt_newer_candidate_is_never_behind_an_older_one(candidates: list[Candidate]) -> None:
     ranked = [c for c in rank_candidates(candidates) if c.kind is Kind.WHEEL]
@@ -52,6 +54,7 @@ def test_a_prebuilt_newer_candidate_is_never_behind_an_older_one(candidates: lis
     assert public == sorted(public, reverse=True)
 
 
+@settings(max_examples=10, deadline=None)
 @given(st.randoms(use_true_random=False), st.booleans())
 def test_ranking_of_torch_is_total(shuffle: random.Random, on_cpu: bool) -> None:
     builds = list(matrix().torch)
@@ -61,7 +64,7 @@ def test_ranking_of_torch_is_total(shuffle: random.Random, on_cpu: bool) -> None
     assert [b.version for b in ranked] == sorted((b.version for b in builds), reverse=True)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(), st.sampled_from(["h100,torch=2.12", "a100,torch=2.10.0", "cpu", "gh200"]))
 def test_the_resolution_does_not_depend_on_the_order_of_what_is_known(seed: int, spec: str) -> None:
     shuffle = random.Random(seed)  # noqa: S311

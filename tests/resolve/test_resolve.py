@@ -11,7 +11,7 @@ from packaging.version import Version
 from kernelguard.errors import InputError
 from kernelguard.observe.targets import target
 from kernelguard.resolve import Market, Options, RuleAnswer, fleet, matrix, resolve
-from kernelguard.resolve.search import conflicts
+from kernelguard.resolve.conflicts import conflicts
 from kernelguard.resolve.values import Accepted, Candidate, Kind, Known, Rejected, RejectionCode, Resolution
 from resolve.cases import HYBRID, MAMBA, TRANSFORMERS, answer, needs, shipped_rules
 

@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from kernelguard.errors import InputError
+from kernelguard.resolve.conflicts import conflicts
 from kernelguard.resolve.fit import is_release, unfit_target, unfit_torch
 from kernelguard.resolve.matrix import Matrix
 from kernelguard.resolve.options import Allowed, Option, Scope, allowed_by_rules, may_serve, options
@@ -333,30 +333,6 @@ def _fit_together(together: Sequence[Option], scope: Scope) -> tuple[str, ...] |
         return None
     allowed, notes = allowed_by_rules(candidates, scope)
     return notes if allowed else None
-
-
-def conflicts(candidates: Sequence[Candidate]) -> Iterator[str]:
-    """Requirements of these candidates that no single version of something can meet."""
-    versions = {c.distribution: c.version for c in candidates}
-    asked: dict[str, list[tuple[Candidate, str]]] = {}
-    for candidate in candidates:
-        for requirement in candidate.requires:
-            name = requirement.name.lower().replace("_", "-")
-            if name in versions and not requirement.specifier.contains(versions[name].public, prereleases=True):
-                yield f"{candidate.label} requires {requirement}, the set has {name} {versions[name]}"
-            asked.setdefault(name, []).append((candidate, str(requirement.specifier)))
-    for name, wishes in sorted(asked.items()):
-        if name not in versions and (text := _unsatisfiable(name, wishes)) is not None:
-            yield text
-
-
-def _unsatisfiable(name: str, wishes: Sequence[tuple[Candidate, str]]) -> str | None:
-    """Whether no version meets all specifiers. With an inclusive lower bound the highest such bound decides."""
-    joint = SpecifierSet(",".join(filter(None, (text for _, text in wishes))))
-    floors = [Version(s.version.removesuffix(".*")) for s in joint if s.operator in {">=", "==", "~="}]
-    if not floors or joint.contains(max(floors), prereleases=True):
-        return None
-    return " and ".join(f"{c.label} requires {name}{text}" for c, text in wishes if text) + ": no version is both"
 
 
 def _choice(option: Option, scope: Scope) -> Choice:
