@@ -30,6 +30,7 @@ _CHOICES = {
     "attention": (),
     "model_types": ("qwen3_5", "qwen3_5_text"),
     "quantization": (),
+    "settings": (),
     "head_dim": ("128",),
 }
 _FLAGS = {

@@ -252,6 +252,18 @@ CASES: dict[str, Case] = {
         ),
         "env",
     ),
+    "mamba-switch-without-effect": Case(
+        {"settings": "use_mamba_kernels=False", "model_types": "jamba", "transformers": "5.15.0"},
+        (
+            {"settings": "use_mamba_kernels=True"},
+            {"settings": ()},
+            {"transformers": "5.14.1"},
+            {"model_types": "mamba2"},
+            {"model_types": "zamba"},
+            {"model_types": "zamba", "transformers": "5.17.0"},
+        ),
+        "settings",
+    ),
     "mxfp4-dequantized": Case(
         {"quantization": "mxfp4", "phase": "decoding", "triton": "3.3.1", **_pkgs(kernels="0.18.2")},
         ({"quantization": "fp8"}, {"phase": "training"}, {"triton": "3.4.0"}),

@@ -6,7 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from kernelguard.declare.values import Declaration, FastPath, Intent, Phase, Requirement
-from kernelguard.judge.bound import declared_at, find_binding, gpu_state_text, install_command, judge_binding
+from kernelguard.judge.bound import (
+    blocked_by_compile,
+    declared_at,
+    find_binding,
+    gpu_state_text,
+    install_command,
+    judge_binding,
+)
 from kernelguard.judge.modes import judge_modes
 from kernelguard.judge.packing import judge_attention_packing, judge_packing
 from kernelguard.judge.values import Assessment, FastPathAnswer, Finding, Level, NotUsed, Status, worst
@@ -110,20 +117,23 @@ def _why_not_used(path: FastPath, intent: Intent, layers: int | None) -> str | N
 
 def _judge_path(path: FastPath, evidence: Evidence, level: Level) -> Iterator[Finding]:
     binding = None
+    blocked = tuple(blocked_by_compile(path, evidence.intent))
     if path.disabled_by:
         yield _switched_off(path)
     elif evidence.bindings is not None:
         binding = find_binding(path, evidence.bindings)
-        yield judge_binding(
+        found = judge_binding(
             path,
-            intent=evidence.intent,
             environment=evidence.environment,
             bindings=evidence.bindings,
             tree=evidence.declaration.transformers,
             kernels=evidence.kernels,
         )
+        if not (blocked and found.status is Status.PASS):
+            yield found
     else:
         yield _judge_unexecuted(path, evidence, level)
+    yield from blocked
     if _carries_state(path, evidence):
         yield from judge_packing(
             path,
@@ -234,7 +244,8 @@ def _judge_run(evidence: Evidence, level: Level, reached: Level, needed: Iterabl
 
 def _judge_torch(environment: Environment, level: Level) -> Iterator[Finding]:
     """A CPU-only torch on a machine with a GPU is wrong whatever the model."""
-    if environment.gpu_state is GpuState.CPU_TORCH and environment.gpus and level > Level.RESOLVE:
+    claimed = level > Level.RESOLVE or not environment.live  # a captured machine is what it is, at every level
+    if environment.gpu_state is GpuState.CPU_TORCH and environment.gpus and claimed:
         yield Finding(
             code="cpu-torch-on-gpu-machine",
             status=Status.FAIL,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from packaging.version import Version
 
@@ -28,7 +28,6 @@ _DIED = {
 def judge_binding(
     path: FastPath,
     *,
-    intent: Intent,
     environment: Environment,
     bindings: Bindings,
     tree: TransformersTree,
@@ -41,7 +40,7 @@ def judge_binding(
     """
     binding = find_binding(path, bindings)
     if binding is not None and binding.bound_to in {BoundTo.KERNEL, BoundTo.HUB}:
-        return _judge_reached(path, intent, bindings, binding, kernels)
+        return _judge_reached(path, bindings, binding, kernels)
     cause = _import_cause(path, environment, bindings, kernels)
     if cause is not None:
         return cause
@@ -62,7 +61,6 @@ def find_binding(path: FastPath, bindings: Bindings) -> Binding | None:
 
 def _judge_reached(
     path: FastPath,
-    intent: Intent,
     bindings: Bindings,
     binding: Binding,
     kernels: Mapping[str, KernelPackage],
@@ -89,15 +87,6 @@ def _judge_reached(
                 install_command(path, kernels),
                 (declared_at(path),),
             )
-    if gate is not None and gate.blocked_by_compile and intent.compile:
-        return _fail(
-            path,
-            "blocked-by-compile",
-            "this transformers refuses the kernel while torch.compile traces the model and runs "
-            f"{path.fallback} instead, without a message",
-            "pip install 'transformers>=5.17', or leave torch.compile off for these layers",
-            (declared_at(path),),
-        )
     where = "the kernels hub" if binding.bound_to is BoundTo.HUB else binding.distribution or path.distribution
     return Finding(
         code="bound",
@@ -106,6 +95,20 @@ def _judge_reached(
         reason=f"bound to {binding.target} of {where}",
         evidence=(binding.file,) if binding.file else (),
     )
+
+
+def blocked_by_compile(path: FastPath, intent: Intent) -> Iterator[Finding]:
+    """What the source alone says: whatever the kernel is worth, a compiled model goes around it."""
+    gate = path.gate
+    if gate is not None and gate.blocked_by_compile and intent.compile and not path.disabled_by:
+        yield _fail(
+            path,
+            "blocked-by-compile",
+            "this transformers refuses the kernel while torch.compile traces the model and runs "
+            f"{path.fallback} instead, without a message",
+            "pip install 'transformers>=5.17', or leave torch.compile off for these layers",
+            (declared_at(path),),
+        )
 
 
 def _gate_state(path: FastPath, gate: Gate, bindings: Bindings) -> tuple[bool | None, str]:

@@ -14,6 +14,9 @@ from kernelguard.observe.values import Environment, GpuState
 _TRITON = ("triton", "pytorch-triton", "triton-nightly")
 
 
+_SWITCHES = ("use_mamba_kernels",)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Plain facts, each either known or unknown. "Known to be absent" is a known fact.
@@ -113,6 +116,7 @@ def _choices(
     raws = [declaration.config.raw, *(part.raw for part in declaration.config.parts)]
     yield "model_types", tuple(dict.fromkeys(part.model_type for part in declaration.config.parts))
     methods = [q.get("quant_method") for raw in raws if isinstance(q := raw.get("quantization_config"), Mapping)]
+    yield "settings", tuple(dict.fromkeys(text for raw in raws for text in _settings(raw)))
     yield "quantization", tuple(dict.fromkeys(str(method) for method in methods))
     if dims := tuple(dict.fromkeys(str(dim) for raw in raws if (dim := _head_dim(raw)) is not None)):
         yield "head_dim", dims
@@ -165,6 +169,13 @@ def _grouped_values(declaration: Declaration) -> bool | None:
         if "linear_num_key_heads" in part.raw and "linear_num_value_heads" in part.raw
     ]
     return any(keys != values for keys, values in pairs) if pairs else None
+
+
+def _settings(raw: Mapping[str, Any]) -> Iterator[str]:
+    """The switches of a configuration that rules ask about: `use_mamba_kernels=False`."""
+    for name in _SWITCHES:
+        if isinstance(value := raw.get(name), bool):
+            yield f"{name}={value}"
 
 
 def _head_dim(raw: Mapping[str, Any]) -> int | None:

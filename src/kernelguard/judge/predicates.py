@@ -74,6 +74,7 @@ CHOICES = {
     "attention": "the attention implementation is {}",
     "model_types": "the model is of type {}",
     "quantization": "the checkpoint is quantized with {}",
+    "settings": "the configuration says {}",
 }
 
 
