@@ -98,6 +98,7 @@ def _kernels(rule_id: str, *versions: str) -> tuple[dict[str, Any], ...]:
 
 _TILELANG = {"fla-core": "0.5.1", "tilelang": "0.1.12"}
 ANY_GROUPS: dict[str, tuple[dict[str, Any], ...]] = {
+    "mamba-switch-without-effect": (_but("mamba-switch-without-effect", model_types="zamba", transformers="5.18.0"),),
     "fla-hopper-dqkwg-raise": (
         _but("fla-hopper-dqkwg-raise", pkgs=_TILELANG, env={"FLA_TILELANG": "0"}),
         _but("fla-hopper-dqkwg-raise", pkgs=_TILELANG, grouped_values=True),
@@ -384,6 +385,7 @@ def _fixed(machine: dict[str, Any], fix: str) -> dict[str, Any]:
         "attn_implementation='sdpa'": {"attention": "sdpa"},
         "TRITON_PTXAS_PATH=": {"ptxas": "13.3", "triton": "3.7.1"},  # the bundled ptxas is what was wrong
         "unset ": {"env": {}},
+        "remove use_mamba_kernels": {"settings": ()},
         "--force-reinstall --no-deps causal-conv1d": {"via": {"causal-conv1d": "release-wheel"}},
         "--no-cache-dir ": {"via": {}},
         "FROM ubuntu:22.04": {"glibc": "2.35"},
