@@ -103,6 +103,18 @@ def logged(config: Config) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def synthetic(folder: Path, architecture: str, output: Path) -> Config:
+    """Two steps of two small batches of random tokens."""
+    changes = [
+        "data.path=synthetic",
+        "data.synthetic_median=40",
+        "train.steps=2",
+        "batch.per_step=2",
+        "batch.tokens=128",
+    ]
+    return configured(write_config(folder / architecture, architecture), f"train.output={output}", *changes)
+
+
 def samples(lengths: Sequence[int], seed: int = 0) -> list[Sample]:
     """Samples of random tokens; the first third of each is a prompt."""
     draw = np.random.default_rng(seed)

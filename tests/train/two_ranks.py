@@ -64,7 +64,9 @@ def main(model_folder: Path, folder: Path) -> None:
     ]
     found["loaded"] = len(expected)
 
-    tiny.run(config("hsdp", "parallel.shard=1"), own)
+    tiny.run(config("hsdp", "parallel.shard=1", "model.recompute=full"), own)
+    for architecture in ("llama", "qwen3_next", "bamba"):
+        tiny.run(tiny.synthetic(folder / f"models-{own.rank}", architecture, folder / architecture), own)
     # A run of one process was stopped here; two go on.
     tiny.run(config("from_one"), own)
 
