@@ -13,7 +13,12 @@ from kernelguard.observe.record import inspect_records
 def binary_findings(evidence: Evidence) -> tuple[Finding, ...]:
     """What the files of the needed packages say, in a live environment. Nothing of them is run."""
     environment = evidence.environment
-    wanted = wanted_packages(needed_paths(evidence), evidence.intent, evidence.bindings, evidence.kernels)
+    wanted = wanted_packages(
+        needed_paths(evidence.declaration, evidence.intent, evidence.bindings),
+        evidence.intent,
+        evidence.bindings,
+        evidence.kernels,
+    )
     packages = {one.package for one in wanted}
     names = distributions_of(packages, environment)
     if not names or environment.distributions is None:

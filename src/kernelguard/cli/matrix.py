@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kernelguard.cli.shared import app, console
+from kernelguard.cli.shared import app, console, progress
 from kernelguard.errors import InputError
 
 matrix_app = typer.Typer(no_args_is_help=True, help="The facts about what fits what.")
@@ -64,3 +64,32 @@ def matrix_check(
         typer.echo(problem)
     typer.echo(f"{len(problems)} problem{'s' if len(problems) != 1 else ''} in {where}", err=True)
     raise typer.Exit(1 if problems else 0)
+
+
+@matrix_app.command("refresh")
+def matrix_refresh(
+    *,
+    deep: Annotated[bool, typer.Option("--deep", help="Also read every wheel's GPU code lists.")] = False,
+) -> None:
+    """Compare the data files with the package index and show what differs; nothing is overwritten.
+
+    Example: kernelguard matrix refresh
+    """
+    import os
+    import sys
+
+    from kernelguard.check import cache_folder
+    from kernelguard.data import matrices
+    from kernelguard.sources.http import Http
+    from kernelguard.sources.index import IndexSource
+    from kernelguard.sources.pipconfig import pip_config
+    from kernelguard.sources.refresh import refresh
+
+    http = Http(timeout=30, cache=cache_folder(os.environ) / "http")
+    index = IndexSource(pip_config(Path(sys.executable)).index_url, http)
+    with progress("asking the package index"):
+        difference = refresh(matrices(), index, http, deep=deep)
+    for change in difference.changes:
+        typer.echo(str(change))
+    typer.echo(f"{len(difference.changes)} differences", err=True)
+    raise typer.Exit(1 if difference.changes else 0)

@@ -36,7 +36,7 @@ class Evidence:
 
 def assess(evidence: Evidence, level: Level) -> Assessment:
     """Judge every fast path and the run as a whole against the claim of `level`. Pure."""
-    needed, not_used = _split(evidence)
+    needed, not_used = _split(evidence.declaration, evidence.intent, evidence.bindings)
     reached = Level.RESOLVE if evidence.bindings is None else Level.IMPORT
     answers: list[FastPathAnswer] = []
     findings: list[Finding] = []
@@ -65,9 +65,9 @@ def assess(evidence: Evidence, level: Level) -> Assessment:
     )
 
 
-def needed_paths(evidence: Evidence) -> tuple[FastPath, ...]:
-    """The declared fast paths that this run needs."""
-    return tuple(_split(evidence)[0])
+def needed_paths(declaration: Declaration, intent: Intent, bindings: Bindings | None = None) -> tuple[FastPath, ...]:
+    """The declared fast paths that this run needs, as far as was observed."""
+    return tuple(_split(declaration, intent, bindings)[0])
 
 
 def layer_count(path: FastPath, bindings: Bindings | None) -> int | None:
@@ -80,12 +80,12 @@ def layer_count(path: FastPath, bindings: Bindings | None) -> int | None:
     return path.layers
 
 
-def _split(evidence: Evidence) -> tuple[list[FastPath], list[NotUsed]]:
+def _split(declaration: Declaration, intent: Intent, bindings: Bindings | None) -> tuple[list[FastPath], list[NotUsed]]:
     """The fast paths this run needs, and the declared ones that it does not need, with the reason."""
     wanted: list[FastPath] = []
     unused: list[tuple[FastPath, str]] = []
-    for path in evidence.declaration.fast_paths:
-        reason = _why_not_used(path, evidence.intent, layer_count(path, evidence.bindings))
+    for path in declaration.fast_paths:
+        reason = _why_not_used(path, intent, layer_count(path, bindings))
         if reason is None:
             wanted.append(path)
         else:
@@ -95,7 +95,7 @@ def _split(evidence: Evidence) -> tuple[list[FastPath], list[NotUsed]]:
     not_used = []
     for path, reason in unused:
         in_gate = path.gate is not None and path.gate.decides and (path.binding.module, path.gate.name) in gated
-        if in_gate and layer_count(path, evidence.bindings) != 0 and path.requirement is not Requirement.OPT_IN:
+        if in_gate and layer_count(path, bindings) != 0 and path.requirement is not Requirement.OPT_IN:
             wanted.append(path)
         else:
             not_used.append(NotUsed(symbol=path.symbol, model_type=path.model_type, reason=reason))

@@ -1,0 +1,118 @@
+"""The walks of `kernelguard lock` and `kernelguard sync`: declare, resolve, lock. Wires the rooms."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kernelguard.check import cache_folder, transformers_tree
+from kernelguard.data import matrices
+from kernelguard.declare.config import read_config
+from kernelguard.declare.declaration import declare
+from kernelguard.declare.intent import resolve_intent
+from kernelguard.declare.values import Declaration, Intent
+from kernelguard.errors import InputError
+from kernelguard.judge.assess import needed_paths
+from kernelguard.judge.rules import Facts, Rule, apply_rules, load_rules
+from kernelguard.judge.values import Finding, Status
+from kernelguard.lock import Lock, Places, Subject, check_lock, load_lock, make_lock, sync, write_lock
+from kernelguard.matrix import kernel_packages
+from kernelguard.observe.targets import target
+from kernelguard.observe.values import Environment
+from kernelguard.resolve import Market, Options, RuleAnswer, fleet, matrix, needs_of, resolve
+from kernelguard.resolve.market import gather, sources_for, verified
+from kernelguard.resolve.values import Resolution
+from kernelguard.sources.http import Http
+from kernelguard.sources.pipconfig import pip_config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What was asked on the command line."""
+
+    model: str
+    targets: tuple[str, ...]
+    transformers: str | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    intent_file: Path | None = None
+    train_config: Path | None = None
+    indexes: tuple[str, ...] = ()
+    find_links: tuple[Path, ...] = ()
+    options: Options = field(default_factory=Options)
+
+
+def run_lock(request: Request, output: Path, environ: Mapping[str, str]) -> tuple[Lock, tuple[Path, ...], Resolution]:
+    """Find the newest set that serves every fast path, pin every file of it, and write it down.
+
+    Raises:
+        InputError: an argument or a file is unusable.
+        UndeterminedError: a source that may have the answer cannot be asked.
+        NoSetError: there is no such set; nothing is written.
+        ToolError: pip-tools or uv failed.
+    """
+    if not request.targets:
+        raise InputError("for which machine was not said", hint="--target h100, or several for a mixed fleet")
+    environment = fleet([target(spec) for spec in request.targets])
+    wanted = request.transformers or (str(v) if (v := environment.transformers_version) is not None else None)
+    tree = transformers_tree(wanted, environ)
+    intent = resolve_intent(request.flags, request.intent_file, request.train_config)
+    declaration = declare(read_config(request.model), tree)
+    paths = needed_paths(declaration, intent)
+    needs = needs_of(paths, kernels=kernel_packages(), known=matrix(), hub=intent.use_kernels)
+    cache = cache_folder(environ)
+    http = Http(timeout=30, cache=cache / "http")
+    config = pip_config(Path(sys.executable))
+    sources = sources_for(matrix(), config, http, indexes=request.indexes, folders=request.find_links)
+    rules = load_rules(matrices() / "rules.toml")
+
+    def answer(market: Market) -> Resolution:
+        return resolve(
+            needs=needs,
+            environment=environment,
+            transformers=tree.version,
+            market=market,
+            rules=lambda hypothetical, via: _ask(rules, hypothetical, via, declaration, intent),
+            options=request.options,
+        )
+
+    resolution, _ = verified(answer, gather(needs, matrix(), sources), http)
+    lock = make_lock(
+        resolution,
+        Subject(
+            model=declaration.config,
+            intent=intent,
+            fast_paths=paths,
+            transformers=tree.version,
+            environment=environment,
+        ),
+        Places(config=config, extra_indexes=request.indexes, find_links=request.find_links),
+        cache=cache,
+        http=http,
+    )
+    return lock, write_lock(lock, output), resolution
+
+
+def run_sync(path: Path, python: Path, environ: Mapping[str, str], *, keep_extra: bool) -> tuple[Finding, ...]:
+    """Make an environment exactly the lock, then hold it against the lock; raises as `lock.sync`."""
+    return sync(load_lock(path), python, cache=cache_folder(environ), keep_extra=keep_extra)
+
+
+def run_lock_check(path: Path, python: Path) -> tuple[Finding, ...]:
+    """Hold an environment against a lock; raises as `lock.check_lock`."""
+    return check_lock(load_lock(path), python)
+
+
+def _ask(
+    rules: Sequence[Rule], environment: Environment, via: Mapping[str, str], declaration: Declaration, intent: Intent
+) -> RuleAnswer:
+    """What the known bad combinations say about one hypothetical environment."""
+    facts = Facts.of(environment=environment, declaration=declaration, intent=intent, via=via)
+    findings, still_open = apply_rules(rules, facts)
+    return RuleAnswer(
+        against=tuple((f.code, f.reason) for f in findings if f.status is Status.FAIL),
+        warnings=tuple((f.code, f.reason) for f in findings if f.status is Status.WARN),
+        unknown=tuple((o.rule_id, o.text) for o in still_open if o.status is Status.FAIL),
+    )
