@@ -135,6 +135,16 @@ def _named(fact: Attention, asked: str, environment: Environment, imports: dict[
             reason=f"{asked} needs {distribution} or the kernel hub; what this machine has is not known",
             fix=f"check that {distribution} is installed there",
         )
+    elif text == "" and imported is not None and (imported.file or imported.search_path):
+        where = imported.file or ", ".join(imported.search_path)
+        yield Finding(
+            code="attention-without-metadata",
+            status=Status.FAIL,
+            reason=f"{asked} was asked for, and {module} is found at {where}, but no installed distribution owns it: "
+            f"transformers cannot tell its version, and refuses it or fails while importing; {distribution} is not "
+            "installed",
+            fix=f"remove {where}, then install {distribution}",
+        )
     elif text == "" and (problem or repository is None):
         yield Finding(
             code="attention-not-installed",
