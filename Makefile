@@ -5,7 +5,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test test-train demo-train lint format clean
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -28,12 +28,27 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The trainer stands alone, so it is tested in an environment that has torch and nothing of kernelguard.
+TRAIN := .venv-train
+$(TRAIN)/.installed: train/pyproject.toml
+	test -x $(TRAIN)/bin/python || $(PYTHON) -m venv $(TRAIN)
+	$(TRAIN)/bin/python -m pip install --quiet torch==2.13.0 transformers==5.24.0 --editable './train[test]'
+	touch $@
+
+test-train: $(TRAIN)/.installed ## the trainer on the CPU, one and two real ranks
+	OMP_NUM_THREADS=1 $(TRAIN)/bin/python -m pytest tests/train
+
+demo-train: $(TRAIN)/.installed ## two CPU ranks train a tiny Qwen3.5, about a minute
+	rm -rf runs/demo-train
+	$(TRAIN)/bin/python -m kernelguard_train.demo.make runs/demo-train/tiny
+	OMP_NUM_THREADS=1 $(TRAIN)/bin/torchrun --nproc-per-node 2 -m kernelguard_train train/kernelguard_train/demo/demo.toml
+
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .cache dist build
+	rm -rf $(VENV) $(TRAIN) .cache dist build
 
 .PHONY: bench-check
 bench-check: $(VENV)/.observed ## how long a static check takes, beside `transformers env` and importing torch
