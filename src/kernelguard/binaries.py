@@ -7,6 +7,7 @@ from kernelguard.judge.binaries import BinaryFacts, distributions_of, judge_bina
 from kernelguard.judge.values import Finding
 from kernelguard.observe.extensions import Extension, inspect_extensions
 from kernelguard.observe.loader import libraries_found, newest_libstdcxx
+from kernelguard.observe.overwritten import overwritten_libraries
 from kernelguard.observe.record import inspect_records
 
 
@@ -21,13 +22,15 @@ def binary_findings(evidence: Evidence) -> tuple[Finding, ...]:
     )
     packages = {one.package for one in wanted}
     names = distributions_of(packages, environment)
-    if not names or environment.distributions is None:
+    if environment.distributions is None:
         return ()
+    overwritten = overwritten_libraries(environment.distributions)
     extensions = inspect_extensions(environment, packages)
     wants_cxx = any(e.elf is not None and e.elf.libstdcxx is not None for e in extensions)
     facts = BinaryFacts(
         extensions=extensions,
-        records=inspect_records(environment.distributions, names),
+        records=inspect_records(environment.distributions, names) if names else None,
+        overwritten=overwritten,
         libstdcxx=newest_libstdcxx(environment) if wants_cxx else None,
         found_elsewhere=frozenset(name for e in extensions for name in _cuda_runtimes(evidence, e)),
     )

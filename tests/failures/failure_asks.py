@@ -93,7 +93,7 @@ def described(
         transformers_version=Version(transformers),
         variables=variables or {},
     )
-    changed = {
+    changed: dict[str, Any] = {
         name: Version(value) if isinstance(value, str) and value[:1].isdigit() else value
         for name, value in (machine or {}).items()
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from failure_asks import CONV, GDN, GOOD, TRAINING, at_target, described
@@ -62,7 +63,12 @@ def test_a14_old_mamba_goes_around_its_kernels_when_compiled(tmp_path: Path) -> 
 
 
 def test_b22_a_cpu_torch_on_a_gpu_machine(tmp_path: Path) -> None:
-    cpu = {"torch": "2.8.0+cpu", "torch_cuda": None, "torch_is_cpu": True, "gpu_state": GpuState.CPU_TORCH}
+    cpu: dict[str, Any] = {
+        "torch": "2.8.0+cpu",
+        "torch_cuda": None,
+        "torch_is_cpu": True,
+        "gpu_state": GpuState.CPU_TORCH,
+    }
     said = described(tmp_path / "gpu", gpu="9.0", machine={**cpu, "machine": "aarch64"})
     assert said.code == 1
     assert said.finding("cpu-torch-on-gpu-machine")["status"] == "fail"
@@ -120,7 +126,7 @@ def test_h10_names_that_old_probes_ask_for_decide_nothing(tmp_path: Path) -> Non
 
 
 def test_h14_no_visible_gpu_is_no_denial(tmp_path: Path) -> None:
-    asked = {"attn_implementation": "flash_attention_2", "pkgs": {"flash-attn": "2.8.3"}}
+    asked: dict[str, Any] = {"attn_implementation": "flash_attention_2", "pkgs": {"flash-attn": "2.8.3"}}
     said = described(tmp_path, configs.LLAMA, **asked, machine={"gpu_state": GpuState.HIDDEN})
     assert said.code == 3
     assert "not installed" not in said.text()
@@ -168,13 +174,18 @@ def test_e09_a_flag_that_replaces_nothing_is_a_no(tmp_path: Path) -> None:
     said = described(tmp_path / "absent", configs.LLAMA, pkgs={}, gpu="9.0", use_kernels=True)
     assert said.code == 1
     assert "kernels-unusable" in said.codes("fail")
-    off = {"pkgs": {"kernels": "0.18.2"}, "gpu": "9.0", "use_kernels": True, "variables": {"USE_HUB_KERNELS": "NO"}}
+    off: dict[str, Any] = {
+        "pkgs": {"kernels": "0.18.2"},
+        "gpu": "9.0",
+        "use_kernels": True,
+        "variables": {"USE_HUB_KERNELS": "NO"},
+    }
     assert "use-kernels-switched-off" in described(tmp_path / "off", configs.LLAMA, **off).codes("fail")
     assert "kernels-unusable" not in described(tmp_path / "plain", configs.LLAMA, pkgs={}, gpu="9.0").codes()
 
 
 def test_h16_a_beta_of_another_name_is_named_as_it_is(tmp_path: Path) -> None:
-    asked = {"attn_implementation": "flash_attention_3", "gpu": "9.0"}
+    asked: dict[str, Any] = {"attn_implementation": "flash_attention_3", "gpu": "9.0"}
     said = described(tmp_path / "there", configs.LLAMA, pkgs={"flash-attn-3": "3.0.0b1"}, **asked)
     assert said.code == 3
     for name in ("flash-attn-3 3.0.0b1", "flash_attn_interface"):

@@ -129,3 +129,27 @@ def test_a_file_of_two_kernel_packages_and_a_changed_one_are_said(tmp_path: Path
     _record(env.site, "a-fork-of-it", "1.0", {path: text + "# patched\n"})
     shared = live(tmp_path / "shared", env, level="resolve")
     assert "a-fork-of-it and causal-conv1d" in shared.finding("two-owners")["reason"]
+
+
+@pytest.mark.parametrize(
+    ("left", "status", "code"), [("nvidia-nccl-cu13", "fail", 1), ("nvidia-nccl-cu12", "warn", 0)], ids=["cu13", "cu12"]
+)
+def test_g02_a_library_that_another_distribution_overwrote(tmp_path: Path, left: str, status: str, code: int) -> None:
+    """Both metadata say installed; whose file is there tells, and what torch asks for tells whether that is wrong."""
+    env = environment(tmp_path / "env", "5.24.0")
+    a_torch_for_cuda(env.site, "2.11.0+cu128", "12.8")
+    with (env.site / "torch-2.11.0+cu128.dist-info/METADATA").open("a") as metadata:
+        metadata.write('Requires-Dist: nvidia-nccl-cu12==2.28.9; platform_system == "Linux"\n')
+    path = "nvidia/nccl/lib/libnccl.so.2"
+    (env.site / path).parent.mkdir(parents=True)
+    for name, version in (("nvidia-nccl-cu12", "2.28.9"), ("nvidia-nccl-cu13", "2.30.7")):
+        _record(env.site, name, version, {path: name})
+    (env.site / path).write_text(left)
+    said = live(tmp_path, env, configs.LLAMA, level="resolve")
+    finding = said.finding("overwritten-library")
+    assert (said.code, finding["status"]) == (code, status)
+    assert f"that of {left}" in finding["reason"]
+    assert "this torch requires nvidia-nccl-cu12" in finding["reason"]
+    # The same bytes from both are nothing.
+    _record(env.site, "nvidia-nccl-cu13", "2.30.7", {path: "nvidia-nccl-cu12"})
+    assert live(tmp_path / "same", env, configs.LLAMA, level="resolve").codes() == set()

@@ -23,6 +23,7 @@ from kernelguard.observe.values import Bindings, BoundTo, Environment, ImportOut
 if TYPE_CHECKING:
     from kernelguard.observe.elf import ElfFacts
     from kernelguard.observe.extensions import Extension
+    from kernelguard.observe.overwritten import Overwritten
     from kernelguard.observe.record import RecordState
 
 _MACHINE_NAMES = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -37,6 +38,8 @@ class BinaryFacts:
     records: RecordState | None = None
     libstdcxx: Version | None = None
     """The newest GLIBCXX version this machine has; None: not known."""
+    overwritten: tuple[Overwritten, ...] = ()
+    """NVIDIA libraries that a second distribution overwrote; they concern torch itself."""
     found_elsewhere: frozenset[str] = field(default_factory=frozenset)
     """CUDA runtimes (`libcudart.so.12`) that the loader finds on this machine beside torch's own."""
 
@@ -105,7 +108,7 @@ def distributions_of(packages: Iterable[str], environment: Environment) -> tuple
 
 def judge_binaries(wanted: Iterable[Wanted], facts: BinaryFacts, environment: Environment) -> tuple[Finding, ...]:
     """What the files say about each wanted package. Pure."""
-    findings: list[Finding] = []
+    findings: list[Finding] = list(_overwritten(facts.overwritten))
     for one in wanted:
         judge = _Judge(wanted=one, environment=environment, facts=facts)
         owners = distributions_of([one.package], environment)
@@ -113,6 +116,27 @@ def judge_binaries(wanted: Iterable[Wanted], facts: BinaryFacts, environment: En
         for owner in owners:
             findings += judge.extensions([e for e in facts.extensions if e.distribution == owner])
     return tuple(dict.fromkeys(findings))
+
+
+def _overwritten(libraries: Iterable[Overwritten]) -> Iterator[Finding]:
+    """Said once for each pair of distributions; only where torch's own library is known to be gone is it a no."""
+    for owners in dict.fromkeys(library.owners for library in libraries):
+        mine = [library for library in libraries if library.owners == owners]
+        lost = [library for library in mine if library.wanted and not set(library.wanted) & set(library.on_disk)]
+        shown = (lost or mine)[0]
+        reason = f"{' and '.join(owners)} both brought {shown.path}, and what is there is "
+        reason += f"that of {' and '.join(shown.on_disk)}" if shown.on_disk else "neither's"
+        if shown.wanted:
+            reason += f"; this torch requires {' and '.join(shown.wanted)}"
+        keep = shown.wanted or owners[:1]
+        others = " ".join(name for name in owners if name not in keep)
+        yield Finding(
+            code="overwritten-library",
+            status=Status.FAIL if lost else Status.WARN,
+            reason=reason,
+            fix=f"pip uninstall {others} && pip install --force-reinstall --no-deps {' '.join(keep)}",
+            evidence=tuple(library.path for library in mine[:_FEW]),
+        )
 
 
 def _reinstall(command: str) -> str:
