@@ -92,11 +92,14 @@ def test_b23_an_extension_that_finds_libc10_only_after_torch_is_fine(tmp_path: P
     env = environment(tmp_path / "env", "5.24.0", files)
     module, source = env.site / "causal_conv1d_cuda.so", tmp_path / "module.c"
     source.write_text(
-        # A module object by hand: the tests have a C compiler, but not always Python's headers.
+        # The module definition by hand: the tests have a C compiler, but not always Python's headers.
         "extern void _ZN3c106detail23torchInternalAssertFailEPKcS2_jS2_S2_(void);\n"
         "void *keep = (void *)_ZN3c106detail23torchInternalAssertFailEPKcS2_jS2_S2_;\n"
-        "extern void *PyModule_New(const char *);\n"
-        'void *PyInit_causal_conv1d_cuda(void) { return PyModule_New("causal_conv1d_cuda"); }\n'
+        "struct definition { long refs; void *type, *init; long index; void *copy; const char *name, *doc; long size;"
+        " void *methods, *slots, *traverse, *clear, *free; };\n"
+        'static struct definition made = {1, 0, 0, 0, 0, "causal_conv1d_cuda", 0, -1, 0, 0, 0, 0, 0};\n'
+        "extern void *PyModule_Create2(void *, int);\n"
+        "void *PyInit_causal_conv1d_cuda(void) { return PyModule_Create2(&made, 1013); }\n"
     )
     library = torch_base().site / "torch/lib/libc10.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", module, source, library], check=True)
