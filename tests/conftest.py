@@ -20,6 +20,16 @@ def _quiet_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on releases other than the newest belong to the thorough run: the releases multiply seconds of CPU."""
+    from observed import VERSIONS
+
+    for item in items:
+        parameters = getattr(item, "callspec", None)
+        if parameters is not None and any(value in VERSIONS[:-1] for value in parameters.params.values()):
+            item.add_marker(pytest.mark.thorough)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Iterator[None]:
     """In CI "skipped because it is missing" is a failure: what CI lacks, nobody has tested."""

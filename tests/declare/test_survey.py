@@ -157,6 +157,7 @@ def test_one_process_says_the_same() -> None:
     assert tuple(_rows(tree(NEWEST), ["mamba2", "qwen3_5"])) == few
 
 
+@pytest.mark.thorough
 def test_drift_between_two_releases() -> None:
     """What 5.24.0 changed since 5.17.0, one line each; the lines for a few types are pinned."""
     lines = drift(rows("5.17.0").values(), rows(NEWEST).values())

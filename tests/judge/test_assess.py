@@ -51,7 +51,9 @@ KERNELS = {
         symbols={
             "chunk": KernelSymbol(name="chunk", module="fla.ops", phases=("training",), boundaries=("cu_seqlens",)),
             "step": KernelSymbol(name="step", module="fla.ops", phases=("decoding",), boundaries=("cu_seqlens",)),
-            "norm": KernelSymbol(name="norm", module="fla.ops", phases=("training", "decoding"), boundaries=(), mixes_tokens=False),
+            "norm": KernelSymbol(
+                name="norm", module="fla.ops", phases=("training", "decoding"), boundaries=(), mixes_tokens=False
+            ),
             "scan": KernelSymbol(name="scan", module="fla.ops", phases=("training",), boundaries=()),
         },
     )

@@ -23,6 +23,7 @@ from resolve.cases import declaration
 
 
 @pytest.mark.online
+@pytest.mark.thorough
 def test_a_real_cpu_lock_is_installed_by_hash(tmp_path: Path) -> None:
     config = pip_config(Path(sys.executable))
     http = Http(timeout=60, cache=CACHE / "http")

@@ -223,6 +223,7 @@ def test_an_extension_for_another_torch_and_a_leftover_folder(tmp_path: Path) ->
     assert fla.search_path == (str(tmp_path / "venv/lib" / env.site.parent.name / "site-packages/fla"),)
 
 
+@pytest.mark.thorough
 def test_a_package_that_aborts_leaves_everything_unknown(tmp_path: Path) -> None:
     files = {**crafted.everything(), "causal_conv1d/__init__.py": "import os\nos.abort()\n"}
     seen = observed(tmp_path, "5.24.0", files, CONV, CHUNK)
@@ -269,6 +270,7 @@ def test_5_5_without_a_gpu_says_torch_and_that_there_is_none(tmp_path: Path) -> 
     assert [(gate.name, gate.value) for gate in seen.gates] == [("is_fast_path_available", False)]
 
 
+@pytest.mark.thorough
 def test_5_5_where_the_helpers_see_a_gpu(tmp_path: Path) -> None:
     files = {**crafted.everything(), **_PRETEND_GPU}
     files = crafted.without(files, "mamba_ssm/ops/triton/ssd")
@@ -285,6 +287,7 @@ def test_5_5_where_the_helpers_see_a_gpu(tmp_path: Path) -> None:
     assert seen.layer_counts == {"Mamba2Mixer": 2}
 
 
+@pytest.mark.thorough
 def test_4_57_where_the_helpers_see_a_gpu(tmp_path: Path) -> None:
     next_chunk = fast_path(_NEXT, "chunk_gated_delta_rule", "fla.ops.gated_delta_rule", kind=BindingKind.GLOBAL,
                            owner="Qwen3NextGatedDeltaNet", model_type="qwen3_next")  # fmt: skip
@@ -301,6 +304,7 @@ def test_4_57_where_the_helpers_see_a_gpu(tmp_path: Path) -> None:
     assert binding_of(seen, "selective_scan_fn").distribution == "mamba-ssm"
 
 
+@pytest.mark.thorough
 def test_5_5_with_a_broken_extension_is_loud(tmp_path: Path) -> None:
     files = {**crafted.everything(), **_PRETEND_GPU, "causal_conv1d/__init__.py": "raise ImportError('bad symbol')\n"}
     seen = observed(tmp_path, "5.5.4", files, _OLD_CONV)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
@@ -87,6 +88,7 @@ def test_the_resolution_does_not_depend_on_the_order_of_what_is_known(seed: int,
     )
 
 
+@pytest.mark.thorough
 def test_the_resolution_does_not_depend_on_the_hash_seed() -> None:
     code = (
         "import sys, hashlib; sys.path.insert(0, sys.argv[1]); from resolve.cases import answer; "

@@ -14,7 +14,7 @@ from kernelguard.verify.probing import run_probe
 from kernelguard.verify.requests import Case, ProbeRequest
 from kernelguard.verify.values import Outcome, ProbeResult
 
-pytestmark = pytest.mark.observed
+pytestmark = [pytest.mark.observed, pytest.mark.thorough]
 
 
 def probe(folder: Path, text: str, *, force: bool = True, shards: int = 1) -> ProbeResult:
