@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 from failure_asks import CONV, GDN, GOOD, TRAINING, at_target, described
 
 import configs
+from kernelguard.matrix import kernel_packages
 from kernelguard.observe.values import GpuState
+from kernelguard.report.difference import Suspicion, compare, load_document
 
 pytestmark = pytest.mark.observed
 
@@ -49,6 +52,20 @@ def test_a07_compiling_hides_the_warning_and_not_the_answer(tmp_path: Path, vers
     plain = described(tmp_path / "plain", transformers=version, pkgs={})
     assert said.code == plain.code == 1
     assert said.paths[GDN]["codes"] == plain.paths[GDN]["codes"] == ("not-installed",)
+
+
+def test_a12_two_machines_that_run_different_code_are_told_apart_by_their_reports(tmp_path: Path) -> None:
+    said = {
+        "fast": described(tmp_path / "fast", gpu="9.0"),
+        "slow": described(tmp_path / "slow", gpu="9.0", pkgs=WITHOUT_CONV, machine={"driver": "580.65.06"}),
+    }
+    for name, one in said.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(one.document))
+    documents = [load_document(tmp_path / f"{name}.json") for name in said]
+    first = compare(documents[0], documents[1], kernel_packages().values())[0]
+    assert first.suspicion is Suspicion.BINDING
+    assert CONV in first.subject
+    assert compare(documents[0], documents[0], kernel_packages().values()) == ()
 
 
 def test_a14_old_mamba_goes_around_its_kernels_when_compiled(tmp_path: Path) -> None:

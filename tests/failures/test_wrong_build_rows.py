@@ -131,6 +131,17 @@ def test_a_file_of_two_kernel_packages_and_a_changed_one_are_said(tmp_path: Path
     assert "a-fork-of-it and causal-conv1d" in shared.finding("two-owners")["reason"]
 
 
+def test_siblings_of_different_releases_are_said(tmp_path: Path) -> None:
+    files = crafted.without(crafted.everything(), "fla_core")
+    env = environment(tmp_path / "env", "5.24.0", files | crafted.metadata("fla-core", "0.5.1", "fla"))
+    with (env.site / "flash_linear_attention-0.6.0.dist-info/METADATA").open("a") as metadata:
+        metadata.write("Requires-Dist: fla-core==0.6.0\n")
+    finding = live(tmp_path, env, level="resolve").finding("sibling-mismatch")
+    assert (finding["status"], finding["fast_path"]) == ("warn", GDN)
+    assert "wants fla-core==0.6.0, installed is 0.5.1" in finding["reason"]
+    assert finding["fix"] == "pip install 'fla-core==0.6.0'"
+
+
 @pytest.mark.parametrize(
     ("left", "status", "code"), [("nvidia-nccl-cu13", "fail", 1), ("nvidia-nccl-cu12", "warn", 0)], ids=["cu13", "cu12"]
 )
