@@ -20,7 +20,7 @@ from kernelguard.declare.symbolic.values import (
     Value,
 )
 
-_BUILTIN_NAMES = frozenset(
+BUILTIN_NAMES = frozenset(
     {
         "abs",
         "all",
@@ -184,7 +184,7 @@ class Lookup(Expressions):
         imported = module.imports.get(name)
         if imported is not None:
             return External(f"{imported.module}.{imported.name}" if imported.name else imported.module)
-        return External(name) if name in _BUILTIN_NAMES else UNKNOWN
+        return External(name) if name in BUILTIN_NAMES else UNKNOWN
 
     def config_class(self, model_type: str) -> Value:
         """`CONFIG_MAPPING[model_type]`."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from kernelguard.declare.source import literal
 from kernelguard.declare.symbolic import library
 from kernelguard.declare.symbolic.attributes import Attributes
+from kernelguard.declare.symbolic.lookup import BUILTIN_NAMES
 from kernelguard.declare.symbolic.statements import Flow, Frame
 from kernelguard.declare.symbolic.values import (
     UNKNOWN,
@@ -34,45 +35,6 @@ from kernelguard.declare.symbolic.values import (
 
 MAX_DEPTH = 60
 _MAX_NAME = 200
-_BUILTIN_NAMES = frozenset(
-    {
-        "abs",
-        "all",
-        "any",
-        "bool",
-        "callable",
-        "chr",
-        "dict",
-        "divmod",
-        "enumerate",
-        "float",
-        "frozenset",
-        "getattr",
-        "hasattr",
-        "int",
-        "isinstance",
-        "iter",
-        "len",
-        "list",
-        "max",
-        "min",
-        "next",
-        "ord",
-        "print",
-        "range",
-        "reversed",
-        "round",
-        "set",
-        "setattr",
-        "sorted",
-        "str",
-        "sum",
-        "super",
-        "tuple",
-        "type",
-        "zip",
-    }
-)
 _CONTAINERS = frozenset({"ModuleList", "Sequential", "ParameterList"})
 _TABLES = frozenset({"ModuleDict", "OrderedDict"})
 _AUTO = re.compile(r"\.?(AutoModel\w*|AutoBackbone)\.(?:_?from_config)$")
@@ -296,7 +258,7 @@ class Machine(Attributes):
             return self.instantiate(cls, keywords) if isinstance(cls, ClassValue) else UNKNOWN
         if arguments.rest is None and not arguments.vague_positional:
             result = library.call_builtin(name, args, self.iterate, self.uncertain)
-            if result is not UNKNOWN or name in _BUILTIN_NAMES:
+            if result is not UNKNOWN or name in BUILTIN_NAMES:
                 return result
         self._lose(function, arguments)
         return External(f"{name}()" if len(name) < _MAX_NAME else "?")
