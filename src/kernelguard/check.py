@@ -67,7 +67,9 @@ def run_check(request: Request, environ: Mapping[str, str]) -> Check:
     intent = resolve_intent(
         request.flags, request.intent_file, request.train_config, versions=_versions(environment, tree)
     )
-    declaration = declare(config, tree)
+    # Reading what a run does not ask for would be a good part of a static check.
+    unasked = {"hub_layers": intent.use_kernels, "liger": intent.liger}
+    declaration = declare(config, tree, leave_out={name for name, asked in unasked.items() if not asked})
     bindings = _bindings(declaration, intent, environment, level, deadline)
     facts = Facts.of(environment=environment, declaration=declaration, intent=intent, executed=bindings is not None)
     rules = load_rules(matrices() / "rules.toml")

@@ -27,14 +27,16 @@ _IMPORT = re.compile(r"\s*(from|import)\s")
 _ANY_IMPORT = re.compile(r"^[ \t]*(?:from|import)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
 
 
-def declare(config: ModelConfig, tree: TransformersTree) -> Declaration:
+def declare(config: ModelConfig, tree: TransformersTree, *, leave_out: AbstractSet[str] = frozenset()) -> Declaration:
     """Reads every fast path that the code of `config` can use in this transformers.
+
+    `leave_out` names files of `choices/` that the run has no use for, such as what `use_kernels` would replace.
 
     Raises:
         InputError: This transformers does not know the configuration's model_type.
         UndeterminedError: It does not, but the configuration brings code of its own.
     """
-    return Reader(tree).declare(config)
+    return Reader(tree).declare(config, leave_out=leave_out)
 
 
 class Reader:
@@ -50,9 +52,9 @@ class Reader:
         """Every model_type that this transformers knows, sorted."""
         return self._index.types()
 
-    def declare(self, config: ModelConfig) -> Declaration:
+    def declare(self, config: ModelConfig, *, leave_out: AbstractSet[str] = frozenset()) -> Declaration:
         """Like the function of the same name."""
-        return _declare(config, self.tree, self._index, self._kernels)
+        return _declare(config, self.tree, self._index, self._kernels, leave_out)
 
 
 def _declare(
@@ -60,6 +62,7 @@ def _declare(
     tree: TransformersTree,
     index: Index,
     kernels: KernelPackages,
+    leave_out: AbstractSet[str],
 ) -> Declaration:
     source = index.source
     unknowns: list[str] = []
@@ -111,7 +114,8 @@ def _declare(
         paths, kinds = followed.fast_paths, followed.layer_kinds
         if followed.reason is not None:
             unknowns.append(f"How the model uses its kernels could not be followed: {followed.reason}.")
-    modes = read_modes(Reading(config=config, index=index, parts=parts, paths=paths, unknowns=unknowns))
+    reading = Reading(config=config, index=index, parts=parts, paths=paths, unknowns=unknowns)
+    modes = read_modes(reading, leave_out=leave_out)
     unknowns += source.problems()
     # Where transformers has the class itself, `auto_map` is only followed with trust_remote_code=True.
     completed = replace(config, parts=tuple(part.sub for part in parts), remote_code=())

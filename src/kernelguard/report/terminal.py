@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
-from kernelguard.judge.rules import Explanation, OpenRule, Rule
 from kernelguard.judge.values import FastPathAnswer, Finding, Status
-from kernelguard.matrix import KernelPackage
 from kernelguard.observe.values import Environment
-from kernelguard.report.difference import Difference
 from kernelguard.report.document import Check, assumed_texts
+
+if TYPE_CHECKING:
+    # Only names of types: importing the rooms of other commands would cost a static check a twentieth of its time.
+    from kernelguard.judge.rules import Explanation, OpenRule, Rule
+    from kernelguard.matrix import KernelPackage
+    from kernelguard.report.difference import Difference
 
 _WORD = {Status.PASS: "pass", Status.WARN: "warn", Status.FAIL: "FAIL", Status.UNKNOWN: "unknown"}
 # Named ANSI colours follow the terminal's own theme, so they read on dark and on light; the word carries the meaning.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from functools import cache
 from typing import Protocol, cast
 
@@ -25,12 +26,16 @@ class Choice(Protocol):
 
 
 @cache
-def choices() -> tuple[Choice, ...]:
-    """Every choice, in the order of the file names."""
-    names = sorted(info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_"))
-    return tuple(cast("Choice", importlib.import_module(f"{__name__}.{name}")) for name in names)
+def names() -> tuple[str, ...]:
+    """The names of the choices: their files' names, sorted."""
+    return tuple(sorted(info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_")))
 
 
-def read_modes(reading: Reading) -> tuple[ModeFact, ...]:
-    """What every choice says about the model."""
-    return tuple(fact for choice in choices() for fact in choice.modes(reading))
+def read_modes(reading: Reading, *, leave_out: AbstractSet[str] = frozenset()) -> tuple[ModeFact, ...]:
+    """What every choice says about the model, but for those that are left out: they are not even imported."""
+    return tuple(
+        fact
+        for name in names()
+        if name not in leave_out
+        for fact in cast("Choice", importlib.import_module(f"{__name__}.{name}")).modes(reading)
+    )
