@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	# Where PYTHONDONTWRITEBYTECODE is set, an editable install would be compiled anew by every command.
+	$(BIN)/python -m compileall -q src
 	touch $@
 
 # The demo observes this very environment, so it needs what a person who trains has: torch and transformers.

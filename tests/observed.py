@@ -64,7 +64,7 @@ def make_venv(prefix: Path, *, sees: tuple[Path, ...] = ()) -> Interpreter:
 def _pip_install(env: Interpreter, *requirements: str) -> None:
     # The test environment's own pip installs into the other prefix; the observed interpreters carry no pip.
     subprocess.run(
-        [sys.executable, "-m", "pip", "--python", str(env.python), "install", "--quiet", "--no-compile", *requirements],
+        [sys.executable, "-m", "pip", "--python", str(env.python), "install", "--quiet", *requirements],
         check=True,
         env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
     )

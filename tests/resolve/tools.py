@@ -22,6 +22,8 @@ def tool(name: str, *requirements: str) -> Path:
             subprocess.run([sys.executable, "-m", "venv", "--clear", str(prefix)], check=True)
             python = prefix / "bin" / "python"
             command = [python, "-m", "pip", "install", "--quiet", *requirements]
-            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+            if subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode != 0:
+                # An index may fail once; twice is worth reading, so then pip's words are kept.
+                subprocess.run(command, check=True)
             (prefix / "complete").touch()
     return prefix / "bin" / "python"
