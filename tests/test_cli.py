@@ -268,3 +268,14 @@ def test_the_unrelated_distribution_is_warned_of(tmp_path: Path) -> None:
     assert any("kernelguard" in f["reason"] for f in warned)
     assert command.code == 0
     assert Command("check", model, "--python", env.python, "--level", "import", "--strict").code == 1
+
+
+def test_a_target_is_read_with_the_transformers_of_the_active_environment(tmp_path: Path) -> None:
+    model = configs.write(tmp_path / "model", configs.QWEN3_5)
+    arguments = ["check", model, "--target", "h100", "--json"]
+    active = {"VIRTUAL_ENV": str(transformers_base("5.24.0").prefix)}
+    here = json.loads(Command(*arguments, env=active).out)["transformers"]
+    assert (here["version"], here["origin"]) == ("5.24.0", "interpreter")
+    # What comes first on the interpreter's path is what it imports, whatever lies in its site-packages.
+    first = {**active, "PYTHONPATH": str(transformers_base("5.17.0").site)}
+    assert json.loads(Command(*arguments, env=first).out)["transformers"]["version"] == "5.17.0"

@@ -5,6 +5,8 @@ What looks into an interpreter is imported only where one is looked into: it wou
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping
@@ -166,6 +168,9 @@ def _named_tree(wanted: str, environ: Mapping[str, str]) -> TransformersTree:
 
 def _own_tree(environ: Mapping[str, str], deadline: float) -> TransformersTree:
     """The transformers of the interpreter that would be observed."""
+    beside = _tree_of_virtual_environment(environ)
+    if beside is not None:
+        return beside
     here = _look(None, environ, deadline, gpu=False)
     if here.transformers_root is None:
         raise UndeterminedError(
@@ -173,6 +178,25 @@ def _own_tree(environ: Mapping[str, str], deadline: float) -> TransformersTree:
             hint="--transformers 5.24.0, or a folder that holds a transformers tree",
         )
     return find_tree(Path(here.transformers_root), origin="interpreter")
+
+
+def _tree_of_virtual_environment(environ: Mapping[str, str]) -> TransformersTree | None:
+    """The transformers in the site-packages of that interpreter, where it is certain that this is what it imports.
+
+    Starting the interpreter to ask it would be a quarter of a static check.
+    """
+    python = Path(environ["VIRTUAL_ENV"], "bin", "python") if environ.get("VIRTUAL_ENV") else _on_path(environ)
+    if python is None or environ.get("PYTHONPATH") or not (python.parent.parent / "pyvenv.cfg").is_file():
+        return None
+    for site in python.parent.parent.glob("lib/python3*/site-packages"):
+        if (site / "transformers" / "models").is_dir():
+            return find_tree(site / "transformers", origin="interpreter")
+    return None
+
+
+def _on_path(environ: Mapping[str, str]) -> Path | None:
+    found = shutil.which("python", path=environ.get("PATH", os.defpath))
+    return Path(found) if found else None
 
 
 def _bindings(
