@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
+# As it was before any test pointed pip at an index of its own.
+_ENVIRONMENT = dict(os.environ)
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "tools"
 
 
@@ -19,11 +22,9 @@ def tool(name: str, *requirements: str) -> Path:
     with (CACHE / f"{name}.lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         if not (prefix / "complete").exists():
-            subprocess.run([sys.executable, "-m", "venv", "--clear", str(prefix)], check=True)
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(prefix)], check=True, env=_ENVIRONMENT)
             python = prefix / "bin" / "python"
             command = [python, "-m", "pip", "install", "--quiet", *requirements]
-            if subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode != 0:
-                # An index may fail once; twice is worth reading, so then pip's words are kept.
-                subprocess.run(command, check=True)
+            subprocess.run(command, check=True, env=_ENVIRONMENT)
             (prefix / "complete").touch()
     return prefix / "bin" / "python"
