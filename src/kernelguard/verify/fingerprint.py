@@ -8,11 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernelguard.observe.values import Environment
+from packaging.utils import canonicalize_name
+
+from kernelguard.lock.record import parse_record, record_digest
+from kernelguard.observe.values import Distribution, Environment
 from kernelguard.verify.requests import ProbeRequest
 from kernelguard.verify.values import Fingerprint
 
-_KERNEL_DISTRIBUTIONS = (
+KERNEL_DISTRIBUTIONS = (
     "apex",
     "causal-conv1d",
     "fla-core",
@@ -31,11 +34,17 @@ _KERNEL_DISTRIBUTIONS = (
     "transformers",
     "triton",
 )
+"""Every one of these that is installed is in a fingerprint, with its version."""
 _LARGE_BYTES = 512 * 2**20
 
 
 def fingerprint(
-    environment: Environment, requests: Sequence[ProbeRequest], *, model_type: str, binaries: Mapping[str, str]
+    environment: Environment,
+    requests: Sequence[ProbeRequest],
+    *,
+    model_type: str,
+    binaries: Mapping[str, str],
+    records: Mapping[str, str] | None = None,
 ) -> Fingerprint:
     """The fingerprint of an environment and of what was probed in it; pure."""
 
@@ -55,8 +64,9 @@ def fingerprint(
         transformers=text(environment.transformers_version),
         python=text(environment.python),
         machine=text(environment.machine),
-        distributions={n: distributions[n].version for n in _KERNEL_DISTRIBUTIONS if n in distributions},
+        distributions={n: distributions[n].version for n in KERNEL_DISTRIBUTIONS if n in distributions},
         binaries=dict(binaries),
+        records=dict(records or {}),
         model_type=model_type,
         shapes=shapes_digest(requests),
     )
@@ -79,7 +89,7 @@ def binary_digests(environment: Environment) -> dict[str, str]:
     be read has `unreadable: <reason>` in place of a digest.
     """
     found: dict[str, str] = {}
-    for name in _KERNEL_DISTRIBUTIONS:
+    for name in KERNEL_DISTRIBUTIONS:
         distribution = (environment.distributions or {}).get(name)
         if distribution is None or name in {"torch", "transformers"}:
             continue
@@ -88,6 +98,35 @@ def binary_digests(environment: Environment) -> dict[str, str]:
             for file in _binaries(site, top):
                 found[str(file.relative_to(site))] = _digest(file)
     return dict(sorted(found.items()))
+
+
+def record_digests(environment: Environment) -> dict[str, str]:
+    """By kernel distribution: one sha256 over its RECORD, which covers the Python files that Triton compiles as well.
+
+    It says which build was installed, and equals `files_sha256` of a lock's pin. One without a RECORD is left out; one
+    that cannot be read has `unreadable: <reason>` in place of a digest.
+    """
+    found: dict[str, str] = {}
+    for name in KERNEL_DISTRIBUTIONS:
+        distribution = (environment.distributions or {}).get(name)
+        record = None if distribution is None else _record(distribution)
+        if record is None:
+            continue
+        try:
+            found[name] = record_digest(parse_record(record.read_text("utf-8")))
+        except (OSError, ValueError) as error:
+            found[name] = f"unreadable: {error}"
+    return found
+
+
+def _record(distribution: Distribution) -> Path | None:
+    """The RECORD in the distribution's own metadata folder, `causal_conv1d-1.7.0.dist-info`."""
+    for folder in Path(distribution.location).glob("*.dist-info"):
+        name, _, version = folder.name.removesuffix(".dist-info").partition("-")
+        same = canonicalize_name(name) == distribution.name and version == distribution.version
+        if same and (folder / "RECORD").is_file():
+            return folder / "RECORD"
+    return None
 
 
 def _binaries(site: Path, top: str) -> Iterable[Path]:
