@@ -176,7 +176,7 @@ def test_reads_are_retried_with_doubling_pauses() -> None:
     def broken() -> str:
         raise OSError("gone")
 
-    with pytest.raises(DataError, match="x: still failing after 2 retries: gone"):
+    with pytest.raises(DataError, match="x: still failing after 2 retries: OSError: gone"):
         source.retrying(broken, "x", 2, pauses.append)
 
 

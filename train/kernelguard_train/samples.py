@@ -53,9 +53,9 @@ class Synthetic:
         """Samples of an epoch."""
         return self.samples
 
-    def rows(self, epoch: int, start: int) -> Iterator[Row]:
+    def rows(self, epoch: int, start: int, step: int = 1) -> Iterator[Row]:
         """Rows without content; `encode` draws it from their name."""
-        yield from (Row(name=f"synthetic {epoch}.{i}", content={}) for i in range(start, self.samples))
+        yield from (Row(name=f"synthetic {epoch}.{i}", content={}) for i in range(start, self.samples, step))
 
     def encode(self, name: str) -> Sample:
         """The sample of that name, the same in every process."""
