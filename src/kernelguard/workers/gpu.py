@@ -43,6 +43,11 @@ def main() -> None:
         write({"done": True})
         return
     write({"kind": "torch", "version": str(torch.__version__), "cuda": torch.version.cuda, "file": torch.__file__})
+    if torch.version.cuda:
+        try:
+            write({"kind": "nccl", "version": ".".join(str(part) for part in torch.cuda.nccl.version())})
+        except BaseException as error:
+            write({**error_record("NCCL", error), "kind": "nccl-error"})
     write({"stage": "torch.cuda.is_available()"})
     try:
         available = bool(torch.cuda.is_available())
