@@ -253,6 +253,11 @@ def _of_content(q: Question) -> Iterator[Finding]:
     for what, measured, pinned in different:
         reason = f"the verdict was measured with {what} {measured or '(none)'}, the lock has {pinned}"
         yield _no("launch-stale-verdict", reason, _verify(q))
+    pinned_files = {pin.name: pin.files_sha256 for pin in q.lock.pins if pin.files_sha256}
+    for name, digest in sorted(seen.records.items()):
+        if pinned_files.get(name, digest) != digest:
+            reason = f"the verdict was measured on another build of {name}: its RECORD has digest {digest[:16]}, "
+            yield _no("launch-stale-verdict", f"{reason}the lock has {pinned_files[name][:16]}", _verify(q))
     minor = ".".join(seen.python.split(".")[:2])
     if minor != q.lock.target.python:
         reason = (

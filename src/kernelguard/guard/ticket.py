@@ -85,7 +85,7 @@ _SECRET_VALUE = re.compile(
     r"|(?<=://)[^/@\s]+@"  # user and password in a URL
 )
 _SECRET_NAME = re.compile(
-    r"token|secret|passw|credential|api[-_.]?key|access[-_.]?key|private[-_.]?key|auth", re.IGNORECASE
+    r"token(?!s|iz)|secret|passw|credential|api[-_.]?key|access[-_.]?key|private[-_.]?key|auth", re.IGNORECASE
 )
 MASK = "(masked)"
 
