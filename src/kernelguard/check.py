@@ -71,7 +71,14 @@ def run_check(request: Request, environ: Mapping[str, str]) -> Check:
     )
     # Reading what a run does not ask for would be a good part of a static check.
     unasked = {"hub_layers": intent.use_kernels, "liger": intent.liger}
-    declaration = declare(config, tree, leave_out={name for name, asked in unasked.items() if not asked})
+    assumed = "trust_remote_code" in intent.assumed
+    declaration = declare(
+        config,
+        tree,
+        leave_out={name for name, asked in unasked.items() if not asked},
+        trusted=None if assumed else intent.trust_remote_code,
+    )
+    intent = _with_trust(intent, declaration)
     bindings = _bindings(declaration, intent, environment, level, deadline)
     facts = Facts.of(environment=environment, declaration=declaration, intent=intent, executed=bindings is not None)
     rules = load_rules(matrices() / "rules.toml")
@@ -98,6 +105,14 @@ def run_check(request: Request, environ: Mapping[str, str]) -> Check:
         open_rules=open_rules,
         strict=request.strict,
     )
+
+
+def _with_trust(intent: Intent, declaration: Declaration) -> Intent:
+    """The intent as it was taken: trust in code of the checkpoint's own is no question where there is none."""
+    remote = declaration.remote
+    if remote is None:
+        return replace(intent, assumed=tuple(name for name in intent.assumed if name != "trust_remote_code"))
+    return replace(intent, trust_remote_code=intent.trust_remote_code or remote.runs)
 
 
 def _environment(request: Request, environ: Mapping[str, str], deadline: float) -> Environment:

@@ -102,7 +102,7 @@ def test_an_intent_file_says_everything(tmp_path: Path, name: str) -> None:
     said: dict[str, Any] = {
         "schema": 1, "phase": "decoding", "dtype": "float16", "packed": True, "signals": ["seq_idx", "position_ids"],
         "attn_implementation": "flash_attention_2", "experts_implementation": "grouped_mm", "use_kernels": True,
-        "liger": True, "compile": True, "use_cache": True,
+        "liger": True, "compile": True, "use_cache": True, "trust_remote_code": True,
     }  # fmt: skip
     toml = "\n".join(f"{key} = {json.dumps(value)}" for key, value in said.items())
     intent = resolve_intent({}, write(tmp_path / name, said if name.endswith("json") else toml))
@@ -306,6 +306,7 @@ def test_what_is_no_training_configuration(tmp_path: Path, document: dict[str, A
             {
                 "phase": "training", "dtype": "bfloat16", "attn_implementation": "varlen", "packed": True,
                 "signals": SIGNALS, "liger": False, "compile": True, "use_cache": False,
+                "trust_remote_code": False,
             },
         ),
     ],
@@ -534,3 +535,17 @@ def test_any_bytes_in_a_file_give_an_intent_or_our_error(tmp_path: Path, content
     file = write(tmp_path / f"x.{suffix}", content)
     for found in (intent_or_error(file, None), intent_or_error(None, file)):
         assert isinstance(found, Intent) or str(file) in found.message
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"base_model": "x", "sample_packing": False, "trust_remote_code": True},
+        {"output_dir": "o", "packing": False, "trust_remote_code": True},
+        {"output_dir": "o", "bf16": True, "model_init_kwargs": {"trust_remote_code": True}},
+    ],
+    ids=["axolotl", "TRL", "Trainer"],
+)
+def test_trust_in_code_of_the_checkpoint_is_read(tmp_path: Path, document: dict[str, Any]) -> None:
+    path = write(tmp_path / "train.json", document)
+    assert read_training_config(path, {}).said["trust_remote_code"] is True

@@ -20,6 +20,7 @@ from kernelguard.declare.values import (
     LayerKind,
     ModelConfig,
     Phase,
+    RemoteCode,
     Requirement,
     SubModel,
     TransformersTree,
@@ -126,7 +127,6 @@ def evidence(
         architectures=(),
         parts=(SubModel(path="", model_type="qwen3_5", raw={}),),
         raw={},
-        remote_code=declaration.pop("remote_code", ()),
     )
     return Evidence(
         declaration=Declaration(
@@ -367,7 +367,8 @@ def test_nothing_executed_is_never_a_pass() -> None:
 
 def test_what_was_not_understood_is_unknown() -> None:
     assert assess(evidence(unknowns=("a new decorator",)), Level.RESOLVE).status is Status.UNKNOWN
-    assert codes(assess(evidence(remote_code=("modeling_x.Model",)), Level.RESOLVE)) == {"remote-code"}
+    remote = RemoteCode(targets=("modeling_x.Model",), runs=True, shipped=False)
+    assert codes(assess(evidence(remote=remote), Level.RESOLVE)) == {"remote-code"}
 
 
 def test_a_rule_decides_for_the_fast_path_it_names() -> None:

@@ -43,6 +43,13 @@ def check(
         LevelName | None,
         typer.Option(help="The claim. Default: gpu on an interpreter, resolve with --target or --environment."),
     ] = None,
+    trust_remote_code: Annotated[
+        bool | None,
+        typer.Option(
+            "--trust-remote-code/--no-trust-remote-code",
+            help="The run loads code that the checkpoint brings along (auto_map). It is read, never run.",
+        ),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="A warning is a no.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds that all observing may take together.")] = 300.0,
     as_json: Annotated[
@@ -62,7 +69,7 @@ def check(
         environment=environment,
         target=target,
         transformers=transformers,
-        flags=intent_flags(decode=decode, packed=packed, signals=signals),
+        flags={**intent_flags(decode=decode, packed=packed, signals=signals), "trust_remote_code": trust_remote_code},
         intent_file=intent,
         train_config=train_config,
         level=level,

@@ -11,10 +11,11 @@ from kernelguard.declare.choices import read_modes
 from kernelguard.declare.follow import builds_without_kernels, follow
 from kernelguard.declare.index import Index
 from kernelguard.declare.mechanisms import Context, mechanisms
-from kernelguard.declare.reach import resolve_parts
+from kernelguard.declare.reach import Part, resolve_parts
 from kernelguard.declare.reading import Reading
-from kernelguard.declare.source import ParsedModule, Source, called, memo_of
-from kernelguard.declare.values import Declaration, FastPath, LayerKind, ModelConfig, TransformersTree
+from kernelguard.declare.remote import RemoteSource, described, remote_code, remote_part
+from kernelguard.declare.source import ParsedModule, Source, called, is_model_code, memo_of
+from kernelguard.declare.values import Declaration, FastPath, LayerKind, ModelConfig, RemoteCode, TransformersTree
 from kernelguard.matrix import KernelPackages, kernel_packages
 
 # Known, and no fast path of this list: hub layers that a run asks for, expert implementations, and the old alias.
@@ -27,16 +28,24 @@ _IMPORT = re.compile(r"\s*(from|import)\s")
 _ANY_IMPORT = re.compile(r"^[ \t]*(?:from|import)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
 
 
-def declare(config: ModelConfig, tree: TransformersTree, *, leave_out: AbstractSet[str] = frozenset()) -> Declaration:
+def declare(
+    config: ModelConfig,
+    tree: TransformersTree,
+    *,
+    leave_out: AbstractSet[str] = frozenset(),
+    trusted: bool | None = False,
+) -> Declaration:
     """Reads every fast path that the code of `config` can use in this transformers.
 
     `leave_out` names files of `choices/` that the run has no use for, such as what `use_kernels` would replace.
+    `trusted`: the run sets trust_remote_code, so that code of the configuration's own comes before transformers' class;
+    None: nobody said, so it does where there is no such class.
 
     Raises:
         InputError: This transformers does not know the configuration's model_type.
-        UndeterminedError: It does not, but the configuration brings code of its own.
+        UndeterminedError: It does not, but the configuration brings code of its own, which is not trusted.
     """
-    return Reader(tree).declare(config, leave_out=leave_out)
+    return Reader(tree).declare(config, leave_out=leave_out, trusted=trusted)
 
 
 class Reader:
@@ -52,9 +61,14 @@ class Reader:
         """Every model_type that this transformers knows, sorted."""
         return self._index.types()
 
-    def declare(self, config: ModelConfig, *, leave_out: AbstractSet[str] = frozenset()) -> Declaration:
+    def declare(
+        self, config: ModelConfig, *, leave_out: AbstractSet[str] = frozenset(), trusted: bool | None = False
+    ) -> Declaration:
         """Like the function of the same name."""
-        return _declare(config, self.tree, self._index, self._kernels, leave_out)
+        remote = remote_code(config, self._index, trusted=trusted)
+        if remote is not None and remote.runs:
+            return _declare_remote(config, remote, self._index, self._kernels)
+        return replace(_declare(config, self.tree, self._index, self._kernels, leave_out), remote=remote)
 
 
 def _declare(
@@ -68,36 +82,7 @@ def _declare(
     unknowns: list[str] = []
     source.start()
     parts = resolve_parts(config, index, unknowns)
-    found: dict[tuple[str, int, str, str], FastPath] = {}
-    reached: dict[str, frozenset[str]] = {}
-    consumed: dict[str, set[tuple[str, int]]] = {}
-    # The outermost part first: a path that an inner part reaches as well belongs to the inner one.
-    for part in parts:
-        for file in sorted(part.reached):
-            module = source.module(file)
-            if module is None or "/auto/" in file or "modeling_" not in file.rpartition("/")[2]:
-                continue
-            context = Context(
-                source=source,
-                index=index,
-                kernels=kernels,
-                model_type=part.sub.model_type,
-                config=part.sub.raw,
-                reached=part.reached[file],
-                whole_file=bool(part.whole_files),
-            )
-            for mechanism in mechanisms():
-                for path in mechanism.find(module, context):
-                    found[path.file, path.line, path.symbol, path.mechanism] = path
-            unknowns += context.unknowns
-            reached[file] = reached.get(file, frozenset()) | part.reached[file]
-            consumed.setdefault(file, set()).update(context.consumed)
-    for file, names in reached.items():
-        module = source.module(file)
-        if module is not None:
-            unknowns += unconsumed(module, names, consumed[file], kernels.keys())
-            unknowns += unknown_decorators(module, names)
-    paths = tuple(sorted(found.values(), key=lambda p: (p.file, p.line, p.symbol)))
+    paths, reached = _find_paths(parts, source, index, kernels, unknowns)
     if not paths and _has_markers(source, reached):
         # The code next door has kernels. Is it certain that this model's classes do not use them?
         reason = builds_without_kernels(index, parts)
@@ -126,6 +111,67 @@ def _declare(
         layer_kinds=kinds,
         unknowns=tuple(dict.fromkeys(unknowns)),
         modes=modes,
+    )
+
+
+def _find_paths(
+    parts: Iterable[Part], source: Source, index: Index, kernels: KernelPackages, unknowns: list[str]
+) -> tuple[tuple[FastPath, ...], dict[str, frozenset[str]]]:
+    """The fast paths of every reached file, sorted, and the reached names by file."""
+    found: dict[tuple[str, int, str, str], FastPath] = {}
+    reached: dict[str, frozenset[str]] = {}
+    consumed: dict[str, set[tuple[str, int]]] = {}
+    # The outermost part first: a path that an inner part reaches as well belongs to the inner one.
+    for part in parts:
+        for file in sorted(part.reached):
+            module = source.module(file)
+            if module is None or not is_model_code(file):
+                continue
+            context = Context(
+                source=source,
+                index=index,
+                kernels=kernels,
+                model_type=part.sub.model_type,
+                config=part.sub.raw,
+                reached=part.reached[file],
+                whole_file=bool(part.whole_files),
+            )
+            for mechanism in mechanisms():
+                for path in mechanism.find(module, context):
+                    found[path.file, path.line, path.symbol, path.mechanism] = path
+            unknowns += context.unknowns
+            reached[file] = reached.get(file, frozenset()) | part.reached[file]
+            consumed.setdefault(file, set()).update(context.consumed)
+    for file, names in reached.items():
+        module = source.module(file)
+        if module is not None:
+            unknowns += unconsumed(module, names, consumed[file], kernels.keys())
+            unknowns += unknown_decorators(module, names)
+    return tuple(sorted(found.values(), key=lambda p: (p.file, p.line, p.symbol))), reached
+
+
+def _declare_remote(config: ModelConfig, remote: RemoteCode, index: Index, kernels: KernelPackages) -> Declaration:
+    """What the checkpoint's own code declares. It is read like transformers' own, but not followed layer by layer."""
+    unread: tuple[str, ...] = (
+        () if remote.folder else ("The configuration comes from the hub, and its code was not fetched.",)
+    )
+    unknowns: list[str] = []
+    paths: tuple[FastPath, ...] = ()
+    if config.folder is not None and remote.folder:
+        source = RemoteSource(index.source, config.folder)
+        source.start()
+        part, unread = remote_part(config, source, index)
+        paths, _ = _find_paths([part], source, index, kernels, unknowns)
+        unread += tuple(source.problems())
+        remote = described(remote, source, part, unread)
+    else:
+        remote = replace(remote, unread=unread)
+    return Declaration(
+        config=replace(config, remote_code=remote.targets),
+        transformers=index.source.tree,
+        fast_paths=paths,
+        unknowns=tuple(dict.fromkeys(unknowns)),
+        remote=remote,
     )
 
 

@@ -99,6 +99,14 @@ class Index:
         """The class that one mapping (`MODEL_FOR_CAUSAL_LM_MAPPING_NAMES`) names for a type."""
         return self._mappings().get(mapping, {}).get(model_type)
 
+    def builds(self, auto: str, model_type: str) -> bool:
+        """Whether an AutoModel class (`AutoModelForCausalLM`) has a class of transformers' own for a type."""
+        text = self.source.text("models/auto/modeling_auto.py") or ""
+        found = re.search(
+            rf"^class {re.escape(auto)}\(.*\n(?:    .*\n|\n)*?    _model_mapping = (\w+)", text, re.MULTILINE
+        )
+        return found is not None and self.auto_class(f"{found.group(1)}_NAMES", model_type) is not None
+
     def config_module(self, entry: TypeEntry) -> ParsedModule | None:
         """The parsed file that defines the type's configuration class."""
         return self._defining(entry.folder, "configuration_", entry.config_class)

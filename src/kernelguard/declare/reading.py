@@ -11,7 +11,7 @@ from packaging.version import InvalidVersion, Version
 from kernelguard.declare.index import Index
 from kernelguard.declare.modes import KernelsWindow
 from kernelguard.declare.reach import Part
-from kernelguard.declare.source import ParsedModule, Source
+from kernelguard.declare.source import ParsedModule, Source, is_model_code
 from kernelguard.declare.values import FastPath, ModelConfig
 
 _IMPORT_UTILS = "utils/import_utils.py"
@@ -38,7 +38,7 @@ class Reading:
         """The modeling files that a part reaches, with the reached names."""
         for file in sorted(part.reached):
             module = self.source.module(file)
-            if module is not None and "/auto/" not in file and "modeling_" in file.rpartition("/")[2]:
+            if module is not None and is_model_code(file):
                 yield module, part.reached[file]
 
     def owner_of(self, module: ParsedModule, name: str) -> Part:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,8 @@ TopLevel = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _BOOKKEEPING_METHODS = frozenset({"_init_weights"})
 _NEXT_TOP_LEVEL = re.compile(r"^[^\s)\]}#]", re.MULTILINE)
 _BOOKKEEPING_ATTRIBUTES = frozenset({"config", "config_class", "base_model_prefix"})
+REMOTE = "transformers_modules/"
+"""Where the code that a checkpoint brings along stands, beside the files of transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,12 +210,25 @@ class Source:
         """Files asked for that could not be read or parsed, one sentence each."""
         return [self._problems[file] for file in sorted(self._touched & set(self._problems))]
 
+    def problem_files(self) -> frozenset[str]:
+        """The files that are there and could not be read or parsed."""
+        return frozenset(self._problems)
+
+    def problem(self, file: str, text: str) -> None:
+        """Notes why a file could not be read."""
+        self._touched.add(file)
+        self._problems[file] = text
+
+    def path(self, file: str) -> Path:
+        """Where a file of this source lies."""
+        return self.tree.root / file
+
     def text(self, file: str) -> str | None:
         """A file's text, or None when there is no such file."""
         self._touched.add(file)
         if file not in self._texts:
             try:
-                self._texts[file] = (self.tree.root / file).read_text(encoding="utf-8")
+                self._texts[file] = self.path(file).read_text(encoding="utf-8")
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 self._texts[file] = None
             except (OSError, UnicodeDecodeError) as error:
@@ -272,11 +288,8 @@ class Source:
             imported = module.imports.get(name)
             if imported is None or imported.name is None:
                 return None
-            leaf = imported.module.rpartition(".")[2]
-            if not leaf.startswith(("modeling_", "configuration_")) or ".models." not in imported.module:
+            if not _is_followed(imported.module):
                 return None
-            if ".models.auto." in imported.module:
-                return None  # what AutoModel builds is decided by a configuration, not by its own code
             file = self.file_of(imported.module)
             target = self.module(file) if file else None
             if target is None:
@@ -289,12 +302,15 @@ class Source:
         if text is None:
             return None
         try:
-            body = ast.parse(text, file).body
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about escapes in somebody's strings
+                body = ast.parse(text, file).body
         except (SyntaxError, ValueError, RecursionError) as error:
             self._problems[file] = f"{file} is not Python that this interpreter can parse: {error}."
             return None
-        name = "transformers." + file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        module = ParsedModule(path=self.tree.root / file, file=file, name=name, text=text, body=body)
+        name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        name = name if file.startswith(REMOTE) else f"transformers.{name}"
+        module = ParsedModule(path=self.path(file), file=file, name=name, text=text, body=body)
         for statement, guarded in module_level(body):
             if isinstance(statement, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                 module.definitions.setdefault(statement.name, statement)
@@ -306,6 +322,20 @@ class Source:
                 for target, value in simple_assignments(statement):
                     module.assignments[target] = value
         return module
+
+
+def is_model_code(file: str) -> bool:
+    """Whether a file is asked for fast paths: modeling files, and whatever a checkpoint brings along."""
+    return file.startswith(REMOTE) or ("/auto/" not in file and "modeling_" in file.rpartition("/")[2])
+
+
+def _is_followed(module: str) -> bool:
+    """Whether names that come from a module are looked up there."""
+    if f"{module}.".startswith(REMOTE.replace("/", ".")):
+        return True
+    leaf = module.rpartition(".")[2]
+    # What AutoModel builds is decided by a configuration, not by its own code.
+    return leaf.startswith(("modeling_", "configuration_")) and ".models." in module and ".models.auto." not in module
 
 
 def _defines(statement: ast.stmt, name: str) -> bool:

@@ -179,6 +179,26 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteCode:
+    """The code that a configuration names for its model in `auto_map`."""
+
+    targets: tuple[str, ...]
+    """As written there, `modeling_x.XForCausalLM`."""
+    runs: bool
+    """The run uses it. False: transformers' own class is built instead, or nothing can be."""
+    shipped: bool
+    """transformers has a class of its own for this model_type."""
+    folder: str = ""
+    """Where the configuration lies; empty: on the hub."""
+    files: tuple[str, ...] = ()
+    """What was read, below `transformers_modules/`."""
+    unread: tuple[str, ...] = ()
+    """Why some of it could not be read, one sentence each."""
+    gone: tuple[str, ...] = ()
+    """What it imports unguarded from transformers that this release does not have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersTree:
     """A transformers source tree on disk, found without importing it."""
 
@@ -210,6 +230,8 @@ class Declaration:
     """What could not be read, one sentence each. A non-empty list can never be a pass."""
     modes: tuple[ModeFact, ...] = ()
     """What the code chooses when the model is built or called: hub layers, attention, experts, ..."""
+    remote: RemoteCode | None = None
+    """None: the configuration names no model code of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +249,8 @@ class Intent:
     liger: bool = False
     compile: bool = False
     use_cache: bool = False
+    trust_remote_code: bool = False
+    """Code that the checkpoint brings along is run instead of transformers' own."""
     assumed: tuple[str, ...] = ()
     """Names of the fields above that nobody said."""
     source: str = "command line"

@@ -16,6 +16,7 @@ from kernelguard.judge.bound import (
 )
 from kernelguard.judge.modes import judge_modes
 from kernelguard.judge.packing import judge_attention_packing, judge_packing
+from kernelguard.judge.remote import judge_remote
 from kernelguard.judge.values import Assessment, FastPathAnswer, Finding, Level, NotUsed, Status, worst
 from kernelguard.matrix import KernelPackage
 from kernelguard.observe.values import Binding, Bindings, Environment, GpuState
@@ -208,13 +209,7 @@ def _judge_run(evidence: Evidence, level: Level, reached: Level, needed: Iterabl
     declaration = evidence.declaration
     for text in declaration.unknowns:
         yield Finding(code="not-understood", status=Status.UNKNOWN, reason=text)
-    for name in declaration.config.remote_code:
-        yield Finding(
-            code="remote-code",
-            status=Status.UNKNOWN,
-            reason=f"the configuration loads code from outside transformers ({name}), which was not read",
-            fix="check the model class that transformers ships, or read that code yourself",
-        )
+    yield from judge_remote(declaration, evidence.intent)
     yield from judge_attention_packing(evidence.intent, has_attention=_has_attention(declaration))
     imports = evidence.bindings.imports if evidence.bindings is not None else ()
     yield from judge_modes(declaration, evidence.intent, evidence.environment, imports)

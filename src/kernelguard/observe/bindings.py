@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from kernelguard.declare.source import REMOTE
 from kernelguard.declare.values import Declaration, FastPath
 from kernelguard.observe.process import Record, WorkerResult, run_worker
 from kernelguard.observe.values import Binding, Bindings, BoundTo, GateFact, ImportFact, ImportOutcome
@@ -130,7 +131,8 @@ def _import_fact(record: Record) -> ImportFact:
 
 
 def _request(declaration: Declaration, *, build_s: float) -> dict[str, Any]:
-    fast_paths = declaration.fast_paths
+    # Code that a checkpoint brings along is not run by a check.
+    fast_paths = [path for path in declaration.fast_paths if not path.file.startswith(REMOTE)]
     return {
         "modules": list(dict.fromkeys(fast_path.binding.module for fast_path in fast_paths)),
         "sites": [
@@ -148,7 +150,8 @@ def _request(declaration: Declaration, *, build_s: float) -> dict[str, Any]:
                 "model_type": fast_path.model_type,
                 "hub_first": fast_path.hub_first,
             }
-            for number, fast_path in enumerate(fast_paths)
+            for number, fast_path in enumerate(declaration.fast_paths)
+            if fast_path in fast_paths
         ],
         "gates": [
             {"module": module, "name": name}
@@ -203,6 +206,9 @@ def _bindings(
 def _unread(fast_path: FastPath, failed: dict[str, ImportFact], problems: Sequence[str]) -> Binding:
     """The binding of a fast path that no record speaks of."""
     site = fast_path.binding
+    if fast_path.file.startswith(REMOTE):
+        detail = "the checkpoint's own code was read, not run"
+        return Binding(symbol=fast_path.symbol, module=site.module, bound_to=BoundTo.UNKNOWN, detail=detail)
     fact = failed.get(site.module)
     if fact is None:
         detail = "; ".join(problems) or "the binding worker did not report it"

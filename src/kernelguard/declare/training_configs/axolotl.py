@@ -64,6 +64,7 @@ def read(keys: Keys, versions: Mapping[str, Version]) -> tuple[dict[str, Any], s
     # The cache is switched off on every model configuration (loaders/utils.py:64; models.py:116 of 0.8.1).
     said: dict[str, Any] = {"phase": Phase.TRAINING, "use_cache": False, "dtype": _dtype(keys)}
     said["attn_implementation"] = _attention(keys)
+    said["trust_remote_code"] = keys.flag("trust_remote_code")
     plugins = _plugins(keys.document)
     flags = [keys.flag(name) for name in _LIGER]
     if any(name.startswith(_LIGER_PLUGIN) for name in plugins):

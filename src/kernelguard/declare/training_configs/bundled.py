@@ -38,6 +38,7 @@ def read(keys: Keys, versions: Mapping[str, Version]) -> tuple[dict[str, Any], s
         "liger": None if liger in {None, "auto"} else liger == "on",
         "compile": bool(model.document.get("compile")),
         "use_cache": False,
+        "trust_remote_code": False,  # kernelguard_train builds transformers' own classes only
     }
     keys.problems += model.problems + batch.problems
     return said, ""

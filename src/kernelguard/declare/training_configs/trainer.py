@@ -64,8 +64,9 @@ def model_arguments(keys: Keys) -> dict[str, Any]:
     for source in (keys, inner):
         for name in ("attn_implementation", "experts_implementation"):
             said[name] = source.text(name) or said.get(name)
-        use_kernels = source.flag("use_kernels")
-        said["use_kernels"] = said.get("use_kernels") if use_kernels is None else use_kernels
+        for name in ("use_kernels", "trust_remote_code"):
+            flag = source.flag(name)
+            said[name] = said.get(name) if flag is None else flag
         loaded_in = source.dtype("dtype") or source.dtype("torch_dtype")
         said["dtype"] = loaded_in or said.get("dtype")
     keys.problems += inner.problems
