@@ -34,6 +34,7 @@ def check(tmp: Path, version: str, files: crafted.Files) -> Said:
     return live(tmp, environment(tmp / "env", version, files))
 
 
+@pytest.mark.thorough
 def test_a01_a09_a_working_fla_that_5_16_ignores_is_the_fault_of_transformers(tmp_path: Path) -> None:
     said = check(tmp_path, "5.16.1", crafted.everything())
     assert said.code == 1
@@ -58,6 +59,7 @@ def test_a08_h11_an_import_that_raises_keeps_its_words_and_is_not_called_absent(
     assert "not installed" not in said.paths[CONV]["reason"]
 
 
+@pytest.mark.thorough
 def test_h11_5_5_crashes_at_model_import_and_the_cause_is_told(tmp_path: Path) -> None:
     words = "undefined symbol: _ZN3c10x"
     said = check(
@@ -78,6 +80,7 @@ def test_a13_a_flash_attn_that_does_not_load_on_this_torch(tmp_path: Path) -> No
     assert said.finding("wrong-torch")["status"] == "fail"
 
 
+@pytest.mark.thorough
 def test_b16_b15_a_wheel_tagged_for_another_torch_that_works_is_no_failure(tmp_path: Path) -> None:
     files = crafted.without(crafted.everything(), "causal_conv1d")
     files |= crafted.causal_conv1d("1.6.1+cu12torch2.10cxx11abiTRUE")
@@ -109,6 +112,7 @@ def test_b23_an_extension_that_finds_libc10_only_after_torch_is_fine(tmp_path: P
     assert said.paths[CONV]["codes"] == ("bound",)
 
 
+@pytest.mark.thorough
 def test_d07_an_argument_that_the_bound_function_does_not_take(tmp_path: Path) -> None:
     files = crafted.renamed(crafted.everything(), GDN_FILE, "cu_seqlens=None", "offsets=None")
     env = environment(tmp_path / "env", "5.24.0", files)
@@ -126,7 +130,8 @@ def test_h04_a_flash_attn_without_metadata_is_named_with_its_place(tmp_path: Pat
     assert str(env.site / "flash_attn") in said.finding("attention-without-metadata")["reason"]
 
 
-@pytest.mark.parametrize(("level", "code"), [("import", 0), pytest.param("gpu", 3, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize(("level", "code"), [("import", 0), ("gpu", 3)])
 def test_h06_h14_private_names_decide_nothing_and_no_gpu_is_no_denial(tmp_path: Path, level: str, code: int) -> None:
     files = {"flash_attn/__init__.py": FLASH, "flash_attn_gpu.py": "", **FLASH_METADATA}
     env = environment(tmp_path / "env", "5.24.0", files)
@@ -136,6 +141,7 @@ def test_h06_h14_private_names_decide_nothing_and_no_gpu_is_no_denial(tmp_path: 
     assert "not installed" not in said.text()
 
 
+@pytest.mark.thorough
 def test_h08_a_leftover_folder_is_named_where_5_5_dies_of_it(tmp_path: Path) -> None:
     env = environment(tmp_path / "env", "5.5.4", crafted.without(crafted.everything(), "fla", "flash_linear"))
     (env.site / "fla").mkdir()
@@ -145,6 +151,7 @@ def test_h08_a_leftover_folder_is_named_where_5_5_dies_of_it(tmp_path: Path) -> 
     assert str(env.site / "fla") in said.paths[GDN]["reason"]
 
 
+@pytest.mark.thorough
 def test_h12_fla_core_alone_is_enough(tmp_path: Path) -> None:
     said = check(tmp_path, "5.24.0", crafted.without(crafted.everything(), "flash_linear"))
     assert said.code == 0

@@ -262,6 +262,7 @@ _MAMBA2_PATHS = tuple(
 )
 
 
+@pytest.mark.thorough
 def test_5_5_without_a_gpu_says_torch_and_that_there_is_none(tmp_path: Path) -> None:
     seen = observed(tmp_path, "5.5.4", {**crafted.everything()}, _OLD_CONV, _OLD_CHUNK)
     assert set(bound(seen).values()) == {BoundTo.TORCH}
