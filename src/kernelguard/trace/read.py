@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from kernelguard.errors import InputError
+from kernelguard.trace.stream import HINT, TraceStream
 from kernelguard.trace.values import KernelRun, TraceFacts
-
-_HINT = "write one with torch.profiler's export_chrome_trace, or with: kernelguard verify MODEL --trace"
-_LARGEST_BYTES = 4 * 2**30
 
 
 def read_trace(path: Path) -> TraceFacts:
-    """Read a trace file, `.json` or `.json.gz`.
+    """Read a trace file of any size, `.json` or `.json.gz`.
 
     Raises:
-        InputError: the file is missing, damaged or no trace.
+        InputError: the file is missing, damaged, cut off or no trace.
     """
-    try:
-        with path.open("rb") as handle:
-            packed = handle.read(2) == b"\x1f\x8b"
-        if path.stat().st_size > _LARGEST_BYTES:
-            raise InputError(f"{path} is larger than {_LARGEST_BYTES >> 30} GiB", hint="record fewer steps")
-        if packed:
-            with gzip.open(path, "rt", encoding="utf-8") as stream:
-                document = json.load(stream)
-        else:
-            document = json.loads(path.read_text("utf-8"))
-    except (gzip.BadGzipFile, EOFError) as error:
-        raise InputError(f"{path} is a damaged gzip file: {error}", hint=_HINT) from error
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}", hint=_HINT) from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {error}", hint=_HINT) from error
-    return parse_trace(document, source=str(path))
+    return _facts(TraceStream(path), source=str(path))
 
 
 def parse_trace(document: Any, *, source: str) -> TraceFacts:
@@ -48,7 +29,11 @@ def parse_trace(document: Any, *, source: str) -> TraceFacts:
     """
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list):
-        raise InputError(f"{source} has no list of trace events", hint=_HINT)
+        raise InputError(f"{source} has no list of trace events", hint=HINT)
+    return _facts(events, source=source)
+
+
+def _facts(events: Iterable[Any], *, source: str) -> TraceFacts:
     counts: Counter[str] = Counter()
     spent: dict[str, float] = {}
     ops: Counter[str] = Counter()

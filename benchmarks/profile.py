@@ -1,0 +1,106 @@
+"""How fast is a large trace read, and in how much memory? A real trace repeated to the sizes asked for.
+
+python benchmarks/profile.py [--megabytes 100 500 2000] [--json benchmarks/results/profile.json]
+Beside kernelguard, where it fits in memory: `json.load` of the same file; with `--hta PYTHON`, HolisticTraceAnalysis in
+that interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SEED = ROOT / "benchmarks/results/verify-h200-trace.json.gz"
+READERS = {
+    "kernelguard profile": "from pathlib import Path; from kernelguard.trace.profile import profile; "
+    "p = profile(Path(sys.argv[1])); n = p.events",
+    "json.load": "import json; n = len(json.load(open(sys.argv[1]))['traceEvents'])",
+}
+HTA = (
+    "import shutil, tempfile, pathlib; from hta.trace_analysis import TraceAnalysis; "
+    "d = tempfile.mkdtemp(); shutil.copy(sys.argv[1], d + '/rank-0.json'); "
+    "t = TraceAnalysis(trace_files={0: d + '/rank-0.json'}); x = t.get_temporal_breakdown(visualize=False); n = 0; "
+    "print(x.to_string(), file=sys.stderr)"
+)
+MEASURE = (
+    "import sys, time, resource, json; t = time.perf_counter(); {body}; "
+    "print(json.dumps(dict(events=n, seconds=round(time.perf_counter() - t, 2), "
+    "peak_mib=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))))"
+)
+
+
+def enlarge(path: Path, megabytes: int) -> int:
+    """Write the seed's events again and again, each time later; returns the bytes."""
+    document = json.loads(gzip.decompress(SEED.read_bytes()))
+    events = [event for event in document["traceEvents"] if event.get("ph") == "X"]
+    others = [event for event in document["traceEvents"] if event.get("ph") != "X"]
+    span = 60_000.0
+    with path.open("w", encoding="utf-8") as out:
+        head = {k: v for k, v in document.items() if k != "traceEvents"}
+        out.write(json.dumps(head, indent=2)[:-2] + ',\n  "traceEvents": [\n')
+        turn = 0
+        while turn == 0 or out.tell() < megabytes * 1_000_000:
+            for event in events:
+                moved = {**event, "ts": round(event["ts"] + turn * span, 3)}
+                arguments = event.get("args")
+                if isinstance(arguments, dict):
+                    shifted = dict(arguments)
+                    for key in ("External id", "correlation"):
+                        if isinstance(shifted.get(key), int):
+                            shifted[key] += turn * 1_000_000
+                    moved["args"] = shifted
+                out.write(json.dumps(moved) + ",\n")
+            for event in others:
+                out.write(json.dumps(event) + ",\n")
+            turn += 1
+        out.write("{}\n  ]\n}\n")
+        return out.tell()
+
+
+def measure(python: str, body: str, path: Path) -> dict[str, object]:
+    """Seconds and peak memory of one reader, in a process of its own."""
+    command = [python, "-c", MEASURE.format(body=body), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"failed": done.stderr.strip().splitlines()[-1][:200] if done.stderr.strip() else str(done.returncode)}
+    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[100, 500])
+    parser.add_argument("--hta", help="an interpreter that has HolisticTraceAnalysis")
+    parser.add_argument("--largest-json", type=int, default=300, help="json.load only up to this size, in MB")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        for megabytes in options.megabytes:
+            path = Path(folder) / "trace.json"
+            size = enlarge(path, megabytes)
+            readers = {name: (sys.executable, body) for name, body in READERS.items()}
+            if megabytes > options.largest_json:
+                del readers["json.load"]
+            if options.hta and megabytes <= options.largest_json:
+                readers["HolisticTraceAnalysis"] = (options.hta, HTA)
+            for name, (python, body) in readers.items():
+                row = {"reader": name, "megabytes": round(size / 1e6), **measure(python, body, path)}
+                print(row)
+                results.append(row)
+    if options.json:
+        document = {"schema": 1, "kind": "profile-reading", "rows": results, "python": sys.version.split()[0]}
+        options.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    started = time.perf_counter()
+    main()
+    print(f"{time.perf_counter() - started:.0f} s, {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB here")
