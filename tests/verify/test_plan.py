@@ -18,12 +18,13 @@ from kernelguard.errors import InputError, UndeterminedError
 from kernelguard.judge.values import Level, Status
 from kernelguard.observe.interpreter import observe
 from kernelguard.observe.values import Binding, Bindings, BoundTo, Environment
+from kernelguard.verify.cache import cache_variables
 from kernelguard.verify.files import from_document, to_document, violations
 from kernelguard.verify.findings import findings
 from kernelguard.verify.fingerprint import shapes_digest
 from kernelguard.verify.plan import TRAINING_LENGTH, language_parts, plan
 from kernelguard.verify.requests import ProbeRequest
-from kernelguard.verify.run import cache_variables, verify, worker_environment
+from kernelguard.verify.run import verify, worker_environment
 from kernelguard.verify.values import Outcome
 
 pytestmark = pytest.mark.observed

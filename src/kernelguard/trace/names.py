@@ -60,25 +60,35 @@ def fast_paths(
     wanted: Sequence[tuple[str, str]],
     versions: Mapping[str, str],
     names: Sequence[Names] | None = None,
+    seen: Mapping[tuple[str, str], tuple[Sequence[str], Sequence[str]]] | None = None,
 ) -> tuple[FastPathTrace, ...]:
     """For each wanted (package, symbol): which of its kernels are in the trace, and which fallback's operators.
 
     `versions` holds the installed version by distribution. A package whose version has no known names is answered with
-    `known=False`: that nothing was found there says nothing.
+    `known=False`: that nothing was found there says nothing. `seen` adds the forward and backward kernels that a call
+    of the symbol was seen to launch.
     """
     rows = load_names() if names is None else names
-    return tuple(_one(trace, package, symbol, versions, rows) for package, symbol in wanted)
+    return tuple(
+        _one(trace, (package, symbol), versions, rows, (seen or {}).get((package, symbol), ((), ())))
+        for package, symbol in wanted
+    )
 
 
 def _one(
-    trace: TraceFacts, package: str, symbol: str, versions: Mapping[str, str], rows: Sequence[Names]
+    trace: TraceFacts,
+    wanted: tuple[str, str],
+    versions: Mapping[str, str],
+    rows: Sequence[Names],
+    seen: tuple[Sequence[str], Sequence[str]],
 ) -> FastPathTrace:
-    mine = [r for r in rows if (r.package, r.symbol) == (package, symbol)]
+    package, symbol = wanted
+    mine = [r for r in rows if (r.package, r.symbol) == wanted]
     fitting = [r for r in mine if _holds(r, versions)]
     fallbacks = {op for row in mine for op in row.fallback_ops}
-    seen = tuple(f"{op} ({trace.ops[op]}x)" for op in sorted(fallbacks) if op in trace.ops)
-    forward = {n for row in fitting for n in row.forward}
-    backward = {n for row in fitting for n in row.backward}
+    ran = tuple(f"{op} ({trace.ops[op]}x)" for op in sorted(fallbacks) if op in trace.ops)
+    forward = {n for row in fitting for n in row.forward} | set(seen[0])
+    backward = {n for row in fitting for n in row.backward} | set(seen[1])
     kernels = tuple(run for run in trace.kernels if base_name(run.name) in forward | backward)
     return FastPathTrace(
         symbol=symbol,
@@ -86,8 +96,8 @@ def _one(
         kernels=kernels,
         forward=any(base_name(run.name) in forward for run in kernels),
         backward=any(base_name(run.name) in backward for run in kernels),
-        fallbacks=seen,
-        known=bool(fitting),
+        fallbacks=ran,
+        known=bool(fitting) or bool(forward),
     )
 
 
@@ -111,6 +121,17 @@ def base_name(name: str) -> str:
     words = head.partition("(")[0].replace("::", " ").split()
     head = words[-1] if words else bare
     return head + ("<>" if angle else "")
+
+
+_COMMON = re.compile(
+    r"at::native::|at_cuda_detail|\bcub::|\bthrust::|cublas|^nvjet|gemm|splitKreduce|^Mem(cpy|set)|^void at::cuda::"
+)
+"""What every model launches: torch's elementwise kernels, reductions and copies, and matrix products."""
+
+
+def own_kernels(names: Iterable[str]) -> tuple[str, ...]:
+    """Base names of the kernels that are not everybody's, sorted: those that tell that one package ran."""
+    return tuple(sorted({base_name(name) for name in names if not _COMMON.search(name)}))
 
 
 def unexplained(trace: TraceFacts, known: Iterable[FastPathTrace]) -> tuple[KernelRun, ...]:

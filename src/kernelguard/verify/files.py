@@ -12,6 +12,7 @@ from typing import Any
 from kernelguard import data
 from kernelguard.errors import InputError
 from kernelguard.judge.values import Level
+from kernelguard.trace.values import FastPathTrace, KernelRun
 from kernelguard.verify.findings import numbers
 from kernelguard.verify.values import (
     SCHEMA,
@@ -21,7 +22,10 @@ from kernelguard.verify.values import (
     Outcome,
     ProbeResult,
     SignalCheck,
+    StepTrace,
+    Subject,
     TensorError,
+    UsedPath,
     Verdict,
 )
 
@@ -80,6 +84,9 @@ def from_document(document: Any, *, source: str) -> Verdict:
             for row in document["isolation"]
         ),
         signals=None if document.get("signals") is None else tuple(document["signals"]),
+        subject=None if document.get("subject") is None else Subject(**_known(Subject, document["subject"])),
+        fast_paths=tuple(UsedPath(**_known(UsedPath, row)) for row in document.get("fast_paths", ())),
+        trace=None if document.get("trace") is None else _trace(document["trace"]),
         seconds=document.get("seconds", 0.0),
         created=document.get("created", ""),
         problems=tuple(document.get("problems", ())),
@@ -124,7 +131,7 @@ def _tensor(row: Mapping[str, Any]) -> TensorError:
 
 
 def _probe(row: Mapping[str, Any]) -> ProbeResult:
-    known = _known(ProbeResult, row)
+    known = _tuples(_known(ProbeResult, row), "forward_kernels", "backward_kernels")
     known["outcome"] = Outcome(known["outcome"])
     known["cases"] = tuple(_case(case) for case in row.get("cases", ()))
     known["configurations"] = tuple(_configuration(c) for c in row.get("configurations", ()))
@@ -143,3 +150,15 @@ def _configuration(row: Mapping[str, Any]) -> Configuration:
     known = _known(Configuration, row)
     known["tensors"] = tuple(_tensor(t) for t in row.get("tensors", ()))
     return Configuration(**known)
+
+
+def _trace(row: Mapping[str, Any]) -> StepTrace:
+    known = _known(StepTrace, row)
+    known["fast_paths"] = tuple(_traced(path) for path in row.get("fast_paths", ()))
+    return StepTrace(**known)
+
+
+def _traced(row: Mapping[str, Any]) -> FastPathTrace:
+    known = _tuples(_known(FastPathTrace, row), "fallbacks")
+    known["kernels"] = tuple(KernelRun(**_known(KernelRun, run)) for run in row.get("kernels", ()))
+    return FastPathTrace(**known)

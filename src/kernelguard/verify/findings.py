@@ -24,6 +24,7 @@ def findings(verdict: Verdict, fixes: Mapping[str, str] | None = None) -> tuple[
     known = fixes or {}
     found = [f for probe in verdict.probes for f in _of_probe(probe, verdict.level, known.get(probe.symbol, ""))]
     found += _of_isolation(verdict)
+    found += _of_trace(verdict)
     found += [Finding(code="verify-problem", status=Status.UNKNOWN, reason=problem) for problem in verdict.problems]
     return tuple(found)
 
@@ -121,6 +122,33 @@ def _of_isolation(verdict: Verdict) -> Iterator[Finding]:
                 status=Status.PASS,
                 reason=f"with {sent}, packed samples stay apart: no gradient and no bit of a logit crosses a boundary",
             )
+
+
+def _of_trace(verdict: Verdict) -> Iterator[Finding]:
+    """What one real training step says about each fast path; whether its numbers are right is another matter."""
+    for path in verdict.trace.fast_paths if verdict.trace else ():
+        instead = f"; the slow path ran: {', '.join(path.fallbacks)}" if path.fallbacks else ""
+        launches = sum(run.count for run in path.kernels)
+        if path.package == "torch":
+            # Which of torch's kernels attention takes depends on its mask; only the slow one is a finding.
+            if path.fallbacks:
+                reason = f"{path.symbol} took torch's slow path in a training step: {', '.join(path.fallbacks)}"
+                yield Finding(code="fallback-ran", status=Status.WARN, fast_path=path.symbol, reason=reason)
+        elif not path.known and not path.fallbacks:
+            reason = f"whether {path.symbol} ran in a training step cannot be told: its kernels have no known names"
+            yield Finding(code="kernel-names-unknown", status=Status.UNKNOWN, fast_path=path.symbol, reason=reason)
+        elif not path.forward:
+            reason = f"no kernel of {path.symbol} ran in a training step{instead}"
+            yield Finding(code="kernel-did-not-run", status=Status.FAIL, fast_path=path.symbol, reason=reason)
+        elif path.fallbacks:
+            reason = (
+                f"kernels of {path.symbol} ran in a training step ({launches} launches), and not only they{instead}"
+            )
+            yield Finding(code="fallback-ran", status=Status.WARN, fast_path=path.symbol, reason=reason)
+        else:
+            both = "forward and backward" if path.backward else "forward"
+            reason = f"{path.symbol}: its kernels ran in a training step ({both}, {launches} launches)"
+            yield Finding(code="kernel-ran", status=Status.PASS, fast_path=path.symbol, reason=reason)
 
 
 def _leak(check: SignalCheck) -> str:

@@ -35,6 +35,8 @@ KERNEL_DISTRIBUTIONS = (
     "triton",
 )
 """Every one of these that is installed is in a fingerprint, with its version."""
+_SWITCHES = ("FLA_", "TRITON_", "CAUSAL_CONV1D_", "MAMBA_", "FLASH_ATTENTION_", "FLASH_ATTN_")
+"""Environment variables that decide which kernel runs or how it is compiled."""
 _LARGE_BYTES = 512 * 2**20
 
 
@@ -66,6 +68,7 @@ def fingerprint(
         machine=text(environment.machine),
         distributions={n: distributions[n].version for n in KERNEL_DISTRIBUTIONS if n in distributions},
         binaries=dict(binaries),
+        variables={k: v for k, v in environment.variables.items() if k.startswith(_SWITCHES) and not k.endswith("DIR")},
         records=dict(records or {}),
         model_type=model_type,
         shapes=shapes_digest(requests),

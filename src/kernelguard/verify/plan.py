@@ -11,6 +11,7 @@ from typing import Any
 
 from kernelguard.declare.values import Declaration, FastPath, Intent, Phase, SubModel
 from kernelguard.verify.requests import Case, ProbeRequest
+from kernelguard.verify.subject import is_called
 
 RAGGED = (1, 63, 64, 65, 130)
 """Packed samples around the edges of a chunk of 64, and one that is no multiple of anything."""
@@ -50,7 +51,7 @@ def plan(declaration: Declaration, intent: Intent, *, length: int = TRAINING_LEN
     raws = {part.model_type: part.raw for part in declaration.config.parts}
     requests: dict[tuple[str, str], ProbeRequest] = {}
     for path in declaration.fast_paths:
-        if intent.phase not in path.phases or path.layers == 0 or path.disabled_by:
+        if not is_called(path, intent):
             continue
         request = _of_path(path, raws.get(path.model_type, declaration.config.raw), intent, length)
         requests.setdefault((request.package, request.symbol), request)
@@ -98,8 +99,8 @@ def _cases(kernel: _Kernel, shape: Shape, *, packed: bool, length: int) -> Itera
         yield Case(name="rows", lengths=TOKENWISE_ROWS, shape=shape, force=kernel.tuned)
         return
     told = packed and kernel.boundaries
-    # The autotuner's choice does not depend on the length, so forcing it at a short one covers the long one; that both
-    # have the same tuning key is checked, and a configuration of another key counts as not measured.
+    # Most kernels have the same tuning key at every length, and those are swept at the short one. What has another key
+    # at the training length is swept there: only that, so it costs little.
     yield Case(
         name="ragged" if told else "odd",
         lengths=RAGGED if told else ODD,
@@ -107,8 +108,13 @@ def _cases(kernel: _Kernel, shape: Shape, *, packed: bool, length: int) -> Itera
         packed=told,
         force=kernel.tuned,
     )
-    lengths = (length - length // 3 - 1, length // 3, 1) if told else (length,)
-    yield Case(name="training", lengths=lengths, shape=shape, packed=told, repeats=2)
+    lengths = training_lengths(length, packed=told)
+    yield Case(name="training", lengths=lengths, shape=shape, packed=told, repeats=2, force=kernel.tuned)
+
+
+def training_lengths(length: int, *, packed: bool) -> tuple[int, ...]:
+    """The samples of a row of `length` tokens: of several sizes where the run packs, one of a single token."""
+    return (length - length // 3 - 1, length // 3, 1) if packed and length > 3 else (length,)
 
 
 def _of_intent(declaration: Declaration, intent: Intent, length: int) -> Iterator[ProbeRequest]:

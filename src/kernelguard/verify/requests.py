@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -57,9 +57,20 @@ class ProbeRequest:
     cases: tuple[Case, ...] = ()
     layers: int | None = None
 
+    def quick(self) -> dict[str, Any]:
+        """The same about the shortest inputs, as `workers/probe.py` reads it: for a look before each launch.
+
+        The autotuner's choice is left alone, because that is what the training will run.
+        """
+        if not self.op or not self.cases:
+            return {}
+        shortest = min(self.cases, key=lambda case: sum(case.lengths))
+        return replace(self, cases=(replace(shortest, force=False, repeats=2),)).to_json(device="cuda")
+
     def to_json(self, *, device: str, seed: int = 0, budget_s: float = 1e9) -> dict[str, Any]:
         """As the worker reads it."""
         return {
+            "package": self.package,
             "module": self.module,
             "symbol": self.symbol,
             "op": self.op,

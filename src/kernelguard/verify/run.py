@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from kernelguard.declare.values import Declaration, Intent
-from kernelguard.errors import InputError, UndeterminedError
+from kernelguard.errors import UndeterminedError
 from kernelguard.judge.values import Level
 from kernelguard.observe.values import Bindings, BoundTo, Environment
-from kernelguard.verify.fingerprint import binary_digests, fingerprint
+from kernelguard.verify.cache import cache_variables, is_filled, make_folder, note_filled
+from kernelguard.verify.fingerprint import binary_digests, fingerprint, record_digests
 from kernelguard.verify.isolation import LENGTHS, run_isolation, signal_sets
-from kernelguard.verify.plan import TRAINING_LENGTH, language_parts, plan
+from kernelguard.verify.plan import TRAINING_LENGTH, language_parts, plan, training_lengths
 from kernelguard.verify.probing import run_probe
 from kernelguard.verify.requests import ProbeRequest
-from kernelguard.verify.values import ProbeResult, SignalCheck, Verdict
+from kernelguard.verify.step import record_step, summarize
+from kernelguard.verify.subject import subject_of, used_paths
+from kernelguard.verify.values import UNTOLD, Fingerprint, Outcome, ProbeResult, SignalCheck, StepTrace, Verdict
 
 _SIGNALS = ("position_ids", "cu_seq_lens_q", "seq_idx")
+_SHORT = (11, 1, 7)
+"""Without a GPU there are no chunks to have edges, and every token takes its time."""
+_KEEP_S = 60.0
+"""Seconds that isolation gets at least."""
 
 
 def verify(
@@ -33,6 +42,8 @@ def verify(
     length: int = TRAINING_LENGTH,
     warm_cache: Path | None = None,
     shards: int | None = None,
+    lock: str = "",
+    trace: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Verdict:
     """Measure every kernel that the run calls, in the observed interpreter, within about `timeout` seconds.
@@ -40,11 +51,12 @@ def verify(
     With `bindings`, kernels that the model is not bound to are left out: what they compute does not matter to this
     run. `length` is the training length in tokens. `warm_cache` is a folder that afterwards holds what Triton compiled
     and tuned for exactly these shapes (see `cache_variables`). `shards` is how many processes force configurations at
-    once; by default half of this machine's cores.
+    once; by default half of this machine's cores. `lock` is the digest of the lock that is verified. `trace` is where
+    the profiler trace of one training step of the cut-down model goes; only at level gpu.
 
     Raises:
         InputError: `warm_cache` cannot be made.
-        UndeterminedError: the environment is not an interpreter on this machine.
+        UndeterminedError: the environment is not an interpreter on this machine, or the step cannot be recorded.
     """
     if not environment.live or environment.executable is None:
         raise UndeterminedError(
@@ -52,58 +64,146 @@ def verify(
             hint="kernelguard verify MODEL --python /path/to/venv/bin/python on the machine that will train",
         )
     began = time.monotonic()
-    environ = worker_environment(os.environ, level=level, warm_cache=warm_cache)
-    device = "cuda" if level is Level.GPU else "cpu"
     requests = tuple(r for r in plan(declaration, intent, length=length) if _called(r, bindings))
     if level <= Level.IMPORT:
         requests = tuple(_import_only(r) for r in requests)
-    count = shards if shards is not None else max((os.cpu_count() or 2) // 2, 1)
-    probes: list[ProbeResult] = []
-    for number, request in enumerate(requests, start=1):
-        left = timeout - (time.monotonic() - began)
-        # What is left is shared by what is still to come, so that one slow kernel does not take it all.
-        share = max(left / (len(requests) - number + 1), 1.0) if number < len(requests) else max(left, 1.0)
-        probes.append(
-            run_probe(
-                environment.executable,
-                request,
-                timeout=max(share, min(left, 60.0)),
-                device=device,
-                environ=environ,
-                shards=count,
-                progress=lambda text, n=number: progress(f"{n}/{len(requests)} {text}"),  # type: ignore[misc]
-            )
-        )
-    isolation: tuple[SignalCheck, ...] = ()
-    if intent.packed and level > Level.IMPORT:
-        progress("packed samples")
-        isolation = run_isolation(
-            environment.executable,
-            language_parts(declaration),
-            _sets(intent),
-            dtype=intent.dtype if device == "cuda" else "float32",
-            device=device,
-            # Without a GPU there are no chunks to have edges, and every token takes its time.
-            lengths=LENGTHS if device == "cuda" else (11, 1, 7),
-            attn_implementation=intent.attn_implementation,
-            experts_implementation=intent.experts_implementation,
-            timeout=max(timeout - (time.monotonic() - began), 60.0),
-            environ=environ,
-        )
-    return Verdict(
+    prints = fingerprint(
+        environment,
+        requests,
+        model_type=declaration.config.model_type,
+        binaries=binary_digests(environment),
+        records=record_digests(environment),
+    )
+    run = _Run(
+        python=environment.executable,
+        declaration=declaration,
+        intent=intent,
         level=level,
-        fingerprint=fingerprint(
-            environment,
-            requests,
-            model_type=declaration.config.model_type,
-            binaries=binary_digests(environment),
-        ),
-        probes=tuple(probes),
+        length=length,
+        environ=worker_environment(os.environ, level=level, warm_cache=warm_cache),
+        end=began + timeout,
+        shards=shards if shards is not None else max((os.cpu_count() or 2) // 2, 1),
+        compiled=None if warm_cache is None else is_filled(warm_cache, prints),
+        progress=progress,
+    )
+    probes, isolation = run.everything(requests)
+    verdict = Verdict(
+        level=level,
+        fingerprint=prints,
+        probes=probes,
         isolation=isolation,
         signals=intent.signals if intent.packed else None,
-        seconds=time.monotonic() - began,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        subject=subject_of(declaration, intent, length=length, lock=lock),
+        fast_paths=used_paths(declaration, intent, bindings),
+        problems=_note(warm_cache, prints, probes),
     )
+    if trace is not None and level is Level.GPU:
+        versions = {name: found.version for name, found in (environment.distributions or {}).items()}
+        verdict = replace(verdict, trace=run.traced(trace, verdict, versions))
+    return replace(verdict, seconds=time.monotonic() - began, created=datetime.now(UTC).isoformat(timespec="seconds"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """Everything that all workers of one verdict share."""
+
+    python: str
+    declaration: Declaration
+    intent: Intent
+    level: Level
+    length: int
+    environ: Mapping[str, str]
+    end: float
+    shards: int
+    compiled: bool | None
+    """The cache holds everything already; None: not known."""
+    progress: Callable[[str], None]
+
+    @property
+    def device(self) -> str:
+        return "cuda" if self.level is Level.GPU else "cpu"
+
+    def left(self) -> float:
+        """Seconds."""
+        return max(self.end - time.monotonic(), 1.0)
+
+    def everything(self, requests: Sequence[ProbeRequest]) -> tuple[tuple[ProbeResult, ...], tuple[SignalCheck, ...]]:
+        """Every probe in the order of the requests, and isolation.
+
+        What is compiled already runs side by side. Otherwise autotuned kernels have the GPU to themselves, because
+        what is tuned beside others is tuned wrongly, and `--warm-cache` keeps it.
+        """
+        isolates = self.intent.packed and self.level > Level.IMPORT
+        several = self.level is Level.GPU
+        found: dict[int, ProbeResult] = {}
+        tuned = [n for n, r in enumerate(requests) if any(c.force for c in r.cases)]
+        first = [n for n in range(len(requests)) if self.compiled or n not in tuned]
+        isolation: tuple[SignalCheck, ...] = ()
+        with ThreadPoolExecutor(max(min(self.shards, 6), 1) if several else 1) as pool:
+            jobs = {n: pool.submit(self.probe, requests[n], n, len(requests), self.left()) for n in first}
+            beside = pool.submit(self.isolate) if isolates and self.compiled and several else None
+            found = {n: job.result() for n, job in jobs.items()}
+            if beside is not None:
+                isolation = beside.result()
+        for n, result in found.items():
+            if result.outcome is Outcome.OUT_OF_MEMORY and len(first) > 1:
+                # It may only have been the others' memory.
+                found[n] = self.probe(requests[n], n, len(requests), self.left())
+        later = [n for n in tuned if n not in found]
+        for position, n in enumerate(later):
+            # What is left is shared by what is still to come, so that one slow kernel does not take it all.
+            share = (self.left() - (_KEEP_S if isolates else 0.0)) / (len(later) - position)
+            found[n] = self.probe(requests[n], n, len(requests), max(share, min(self.left(), _KEEP_S)))
+        if isolates and (not isolation or any(c.isolated is None for c in isolation)):
+            isolation = self.isolate()
+        return tuple(found[n] for n in range(len(requests))), isolation
+
+    def probe(self, request: ProbeRequest, number: int, total: int, timeout: float) -> ProbeResult:
+        """One kernel."""
+        return run_probe(
+            self.python,
+            request,
+            timeout=timeout,
+            device=self.device,
+            environ=self.environ,
+            shards=self.shards,
+            compiled=self.compiled,
+            progress=lambda text: self.progress(f"{number + 1}/{total} {text}"),
+        )
+
+    def isolate(self) -> tuple[SignalCheck, ...]:
+        """Packed samples, in the cut-down model."""
+        self.progress("packed samples")
+        return run_isolation(
+            self.python,
+            language_parts(self.declaration),
+            _sets(self.intent),
+            dtype=self.intent.dtype if self.device == "cuda" else "float32",
+            device=self.device,
+            lengths=LENGTHS if self.device == "cuda" else _SHORT,
+            attn_implementation=self.intent.attn_implementation,
+            experts_implementation=self.intent.experts_implementation,
+            timeout=max(self.left(), _KEEP_S),
+            environ=self.environ,
+        )
+
+    def traced(self, output: Path, verdict: Verdict, versions: Mapping[str, str]) -> StepTrace:
+        """One training step at the training length, as the run packs it."""
+        self.progress("one training step under the profiler")
+        signals = (self.intent.signals or _SIGNALS) if self.intent.packed else ()
+        facts, record = record_step(
+            self.python,
+            language_parts(self.declaration),
+            signals,
+            output,
+            dtype=self.intent.dtype,
+            lengths=training_lengths(self.length, packed=self.intent.packed),
+            attn_implementation=self.intent.attn_implementation,
+            experts_implementation=self.intent.experts_implementation,
+            timeout=max(self.left(), _KEEP_S),
+            environ=self.environ,
+        )
+        return summarize(facts, record, verdict.fast_paths, verdict.probes, versions)
 
 
 def worker_environment(environ: Mapping[str, str], *, level: Level, warm_cache: Path | None) -> dict[str, str]:
@@ -116,23 +216,20 @@ def worker_environment(environ: Mapping[str, str], *, level: Level, warm_cache: 
     if level is Level.INTERPRETED:
         found["TRITON_INTERPRET"] = "1"
     if warm_cache is not None:
-        try:
-            warm_cache.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"cannot make the cache folder {warm_cache}: {error.strerror}", hint="--warm-cache /path/to/folder"
-            ) from error
+        make_folder(warm_cache)
         found |= cache_variables(warm_cache)
     return found
 
 
-def cache_variables(folder: Path) -> dict[str, str]:
-    """What a training process has to set to find what `--warm-cache` left: compiled kernels and tuned choices."""
-    return {
-        "TRITON_CACHE_DIR": str(folder.absolute()),
-        "TRITON_CACHE_AUTOTUNING": "1",  # Triton's own switch
-        "FLA_CACHE_RESULTS": "1",  # fla's, for the kernels that it tunes itself
-    }
+def _note(folder: Path | None, prints: Fingerprint, probes: Sequence[ProbeResult]) -> tuple[str, ...]:
+    """Leave the note in the cache folder when everything was compiled and tuned into it; else, or then, what to say."""
+    if folder is None or any(probe.outcome in UNTOLD or probe.unmeasured_configurations for probe in probes):
+        return ()
+    try:
+        note_filled(folder, prints)
+    except OSError as error:
+        return (f"the cache in {folder} is filled, but no note of it could be left there: {error.strerror}",)
+    return ()
 
 
 def _sets(intent: Intent) -> tuple[tuple[tuple[str, ...], str], ...]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kernelguard.declare.values import SubModel
 from kernelguard.errors import UndeterminedError
-from kernelguard.observe.process import run_worker
-from kernelguard.trace import TraceFacts, read_trace
+from kernelguard.observe.process import Record, run_worker
+from kernelguard.trace import TraceFacts, fast_paths, read_trace
 from kernelguard.verify.isolation import LENGTHS
+from kernelguard.verify.values import ProbeResult, StepTrace, UsedPath
 
 
 def record_step(
@@ -25,10 +26,11 @@ def record_step(
     experts_implementation: str | None = None,
     timeout: float = 300.0,
     environ: Mapping[str, str] | None = None,
-) -> TraceFacts:
-    """Record a packed step that sends these signals, leave the trace in `output` (`.json` or `.json.gz`), and read it.
+) -> tuple[TraceFacts, Record]:
+    """Record a step that sends these signals, leave the trace in `output` (`.json` or `.json.gz`), and read it.
 
-    Two steps go before it, so that compiling and tuning are not in the trace.
+    Two steps go before it, so that compiling and tuning are not in the trace. The second value is the worker's record,
+    with the seconds of each step.
 
     Raises:
         UndeterminedError: the step could not be run; the message has the worker's own words.
@@ -45,11 +47,39 @@ def record_step(
         "output": str(output.absolute()),
     }
     result = run_worker(python, "trace", request, timeout=timeout, environ=environ)
-    if not result.finished or not any(result.of_kind("trace")):
+    record = next(result.of_kind("trace"), None)
+    if not result.finished or record is None:
         error = next(result.of_kind("error"), None)
         why = f"{error['type']}: {error['text']}" if error else f"the process {result.ending()}"
         raise UndeterminedError(
             f"no training step of this model could be recorded in {python}: {why}",
             hint="verify it without --trace first",
         )
-    return read_trace(output)
+    return read_trace(output), record
+
+
+def summarize(
+    facts: TraceFacts,
+    record: Record,
+    used: Iterable[UsedPath],
+    probes: Iterable[ProbeResult],
+    versions: Mapping[str, str],
+) -> StepTrace:
+    """What the step says about each fast path of the run, and about attention.
+
+    A kernel is known by the names that `matrices/traces/` has for its version, and by those that its own probe was
+    seen to launch here.
+    """
+    measured = tuple(probes)
+    wanted = dict.fromkeys((path.package, path.symbol) for path in used if path.training)
+    wanted |= dict.fromkeys((probe.package, probe.symbol) for probe in measured if probe.package == "torch")
+    seen = {(p.package, p.symbol): (p.forward_kernels, p.backward_kernels) for p in measured}
+    steps = [float(seconds) for seconds in record.get("steps", ())]
+    return StepTrace(
+        fast_paths=fast_paths(facts, tuple(wanted), versions, seen=seen),
+        launches=facts.launches,
+        gpu_microseconds=facts.gpu_microseconds,
+        first_step_seconds=steps[0] if steps else None,
+        step_seconds=steps[-1] if len(steps) > 1 else None,
+        file=facts.source,
+    )

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from kernelguard.judge.values import Level
+from kernelguard.trace.values import FastPathTrace
 
 SCHEMA = 1
 """Version of the verdict document. Keys are only ever added."""
@@ -165,6 +166,14 @@ class ProbeResult:
     cases: tuple[CaseResult, ...] = ()
     configurations: tuple[Configuration, ...] = ()
     seconds: float = 0.0
+    backends: Mapping[str, str] = field(default_factory=dict)
+    """Other implementations that the package can hand this call to, each with what became of it: `ran`, `not
+    installed`, `switched off`, `not usable here`, or why it declined. Empty: the package hands nothing on."""
+    forward_kernels: tuple[str, ...] = ()
+    """GPU kernels that the profiler saw in the forward, without arguments; empty: not recorded."""
+    backward_kernels: tuple[str, ...] = ()
+    quick: Mapping[str, Any] = field(default_factory=dict)
+    """A request for `workers/probe.py` that asks the same about a short input, for a look before each launch."""
 
     @property
     def deterministic(self) -> bool | None:
@@ -228,9 +237,65 @@ class Fingerprint:
     """Version by distribution, for every package that holds a kernel."""
     binaries: Mapping[str, str] = field(default_factory=dict)
     """sha256 by file, below site-packages, of their compiled parts."""
+    records: Mapping[str, str] = field(default_factory=dict)
+    """By distribution: one sha256 over what its RECORD says of each file, as `files_sha256` in a lock."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that decide which kernel runs or how it is compiled."""
     model_type: str = ""
     shapes: str = ""
     """sha256 over every operation, dtype, shape and length that was probed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What was verified: which model, for which run. Part of the verdict, because it holds for nothing else."""
+
+    source: str
+    """The path or hub id that was given."""
+    model_type: str
+    config_sha256: str
+    """Of the config.json in canonical form, as in a lock."""
+    lock: str = ""
+    """Digest of the lock that was verified; empty: none was given."""
+    length: int = 0
+    """The training length in tokens."""
+    intent: Mapping[str, Any] = field(default_factory=dict)
+    """Every field of the intent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsedPath:
+    """One fast path of the model, and what it was bound to while it was verified."""
+
+    symbol: str
+    package: str
+    module: str
+    """Where the kernel is imported from."""
+    mechanism: str
+    training: bool
+    layers: int | None = None
+    called_in: str = ""
+    """The module of the model's code that calls it."""
+    bound_to: str = ""
+    """`kernel`, `fallback`, ...; empty: bindings were not looked at."""
+    target: str = ""
+    """The function that it was bound to."""
+    distribution: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTrace:
+    """One real training step of the cut-down model, as the profiler saw it."""
+
+    fast_paths: tuple[FastPathTrace, ...] = ()
+    launches: int = 0
+    """GPU kernels in the step."""
+    gpu_microseconds: float = 0.0
+    first_step_seconds: float | None = None
+    """The first step of the process, with everything that Triton still had to compile or tune."""
+    step_seconds: float | None = None
+    """A later one."""
+    file: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +309,11 @@ class Verdict:
     isolation: tuple[SignalCheck, ...] = ()
     signals: tuple[str, ...] | None = None
     """What the run sends; None: it does not pack."""
+    subject: Subject | None = None
+    """None: single kernels were measured, without a model around them."""
+    fast_paths: tuple[UsedPath, ...] = ()
+    trace: StepTrace | None = None
+    """None: no step was recorded."""
     seconds: float = 0.0
     created: str = ""
     """UTC, ISO 8601."""

@@ -19,6 +19,7 @@ if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpat
 import importlib
 import importlib.util
 import inspect
+import itertools
 import json
 import time
 from typing import Any
@@ -69,10 +70,20 @@ def main(request: dict[str, Any], out: Any) -> None:
         return
     measure = sibling(f"{_PACKAGE}.probes.measure")
     probe = sibling(f"{_PACKAGE}.probes").load(f"{_PACKAGE}.probes")[request["op"]]
-    forcing = _forcing(out)
+    forcing = _forcing(request, out)
+    dispatch = _dispatch(out)
     deadline = began + float(request.get("budget_s", 1e9))
-    for case in request["cases"]:
-        _Case(request, out, case, forcing=forcing, deadline=deadline).measure(function, measure, probe)
+    for number, case in enumerate(request["cases"]):
+        one = _Case(request, out, case, forcing=forcing, deadline=deadline)
+        one.measure(function, measure, probe)
+        if one.cold:
+            # Compiling takes too long for one process; whoever asked starts several.
+            out.write("cold", case=case["name"])
+            return
+        if number == 0 and one.measured and request.get("record_kernels") and device == "cuda":
+            one.record()
+    if dispatch is not None and dispatch.known:
+        out.write("backends", found=dispatch.found())
 
 
 def _machine(torch: Any, device: str) -> dict[str, Any]:
@@ -123,12 +134,24 @@ def _version(name: str) -> str:
     return str(getattr(sys.modules.get(name), "__version__", ""))
 
 
-def _forcing(out: Any) -> Any:
+def _dispatch(out: Any) -> Any:
+    """The hold on what the package hands its calls to; None when it cannot be had."""
+    dispatch = sibling(f"{_PACKAGE}.probes.backends").Dispatch()
+    try:
+        dispatch.take()
+    except AttributeError as error:
+        out.error("backends", error)
+        return None
+    return dispatch
+
+
+def _forcing(request: dict[str, Any], out: Any) -> Any:
     """The hold on Triton's autotuner; None when this kernel does not use Triton at all."""
     if "triton.runtime.autotuner" not in sys.modules:
         return None
     try:
         forcing = sibling(f"{_PACKAGE}.probes.autotune").Forcing()
+        forcing.judged = {name: dict(known) for name, known in request.get("judged", {}).items()}
         forcing.take()
     except Exception as error:
         # An autotuner of another shape than any known: the picked configuration is measured, the others are not.
@@ -138,7 +161,7 @@ def _forcing(out: Any) -> Any:
 
 
 class _Case:
-    """One set of inputs: the call as it is, again for determinism, then every configuration."""
+    """One set of inputs: every configuration, then the call as it is, and again for determinism."""
 
     def __init__(self, request: dict[str, Any], out: Any, case: Any, *, forcing: Any, deadline: float) -> None:
         self.request = request
@@ -152,6 +175,12 @@ class _Case:
         self.sample: Any = None
         self.step = ""
         self.sort = ""
+        self.error = ""
+        self.cold = False
+        """Its first configuration took longer than `patience_s`: nothing is compiled yet."""
+        self.always = False
+        """It raised the same with two configurations: it is not the configuration."""
+        self.measured = False
 
     def measure(self, function: Any, measure: Any, probe: Any) -> None:
         """Write down everything about this case."""
@@ -171,21 +200,33 @@ class _Case:
         except BaseException as error:
             self.out.error("reference", error, case=self.name)
             return
-        if not self.case.get("only_forced") and not self._as_it_is(measure, began):
-            return
+        # First what can be pinned: once all of it is compiled, the autotuner's own choice takes seconds.
         if self.forcing is not None and self.case.get("force"):
             self._force()
+        if not self.cold and not self.case.get("only_forced"):
+            self._as_it_is(measure, began)
 
-    def _as_it_is(self, measure: Any, began: float) -> bool:
+    def record(self) -> None:
+        """Write down which GPU kernels the call launches."""
+        recording = sibling(f"{_PACKAGE}.probes.recording").Recording()
+        self.out.stage(f"{self.name}: profiler")
+        try:
+            self.sample.run(self.function, recording.stage, backward=self.backward)
+            recording.close()
+        except BaseException as error:
+            # That the kernel raises was told before; that the profiler does not work says nothing about the kernel.
+            self.out.error("profiler", error)
+            return
+        self.out.write("kernels", case=self.name, **recording.kernels)
+
+    def _as_it_is(self, measure: Any, began: float) -> None:
         if self.forcing is not None:
-            # A pinned choice is no tuning at all; the verdict records what was pinned.
-            self.forcing.row, self.forcing.pins = self.case.get("pin"), {}
-        first = self._run()
-        if first is None and not self.backward:
-            # The kernel says that it has no backward: its output is still worth measuring.
-            first = self._run()
+            # A pinned choice is no tuning at all; the verdict records what was pinned. What raises with every
+            # configuration need not be tuned first to raise again.
+            self.forcing.row, self.forcing.pins = 0 if self.always else self.case.get("pin"), {}
+        first = self._attempt()
         if first is None:
-            return False
+            return
         seconds = time.monotonic() - began
         self.out.write("case", case=self.name, tensors=self.sample.compare(first), seconds=seconds)
         repeats = int(self.case.get("repeats", 3))
@@ -196,7 +237,7 @@ class _Case:
             again = time.perf_counter()
             other = self._run()
             if other is None:
-                return False
+                return
             warm = time.perf_counter() - again
             differing.update(measure.same_bits(first, other))
             unstable += [t for t in self.sample.compare(other) if t["state"] != "right"]
@@ -204,7 +245,13 @@ class _Case:
             chosen = {"candidates": self.forcing.candidates, "picked": self.forcing.picked}
             self.out.write("picked", case=self.name, **chosen)
         self.out.write("repeat", case=self.name, runs=repeats, differing=differing, tensors=unstable, warm=warm)
-        return True
+        self.measured = True
+
+    def _attempt(self, label: str = "") -> Any:
+        """As `_run`; a kernel that says that it has no backward gets a second run for its output alone."""
+        asked = self.backward
+        found = self._run(label)
+        return self._run(label) if found is None and asked and not self.backward else found
 
     def _run(self, label: str = "") -> Any:
         """Outputs and gradients, or None after the exception was written down."""
@@ -217,6 +264,7 @@ class _Case:
             return self.sample.run(self.function, stage, backward=self.backward)
         except BaseException as error:
             self.sort = self.out.error(self.step, error, case=self.name, label=label)
+            self.error = f"{type(error).__name__} in {self.step}: {error}"
             if isinstance(error, NotImplementedError) and self.step == "backward":
                 self.backward = False
             if "CUDA error" in str(error) or type(error).__name__ == "AcceleratorError":
@@ -233,22 +281,32 @@ class _Case:
         index, count = self.request.get("shard", (0, 1))
         skip = set(self.request.get("skip_rows", ()))
         states: dict[int, str] = {}
-        if not forcing.candidates:
-            # Nothing has been launched yet (`only_forced`): the first row tells what there is.
-            states[index] = self._row(index)
-            skip.add(index)
+        # Nothing has been launched yet: the first row tells what there is.
+        began = time.monotonic()
+        first = next(row for row in itertools.count(index, count) if row not in skip)
+        states[first] = self._row(first)
+        patience = float(self.request.get("patience_s", 1e9))
+        first_error = self.error if states[first] == "error" else ""
         for row in range(forcing.rows):
-            if row % count == index and row not in skip and time.monotonic() < self.deadline:
-                states[row] = self._row(row)
+            if row % count != index or row in skip or row == first or time.monotonic() > self.deadline:
+                continue
+            if time.monotonic() - began > patience:
+                self.cold = True
+                break
+            states[row] = self._row(row)
+            if first_error and len(states) == 2 and states[row] == "error" and self.error == first_error:
+                self.always = True
+                break
         good = next((row for row, state in states.items() if state == "right"), None)
-        suspects = [row for row, state in states.items() if state == "wrong"]
+        suspects = [] if self.cold else [row for row, state in states.items() if state == "wrong"]
         if suspects and good is None:
             # This shard has no row to stand on: another shard's will do.
             others = (row for row in range(forcing.rows) if row not in states and row not in skip)
             good = next((row for row in others if time.monotonic() < self.deadline and self._row(row) == "right"), None)
         for row in suspects if good is not None else ():
             for kernel, configs in forcing.candidates.items():
-                if len(configs) > 1 and time.monotonic() < self.deadline:
+                swept = len(configs) > 1 and forcing.settled(kernel) is None
+                if swept and time.monotonic() < self.deadline:
                     self._row(good, {kernel: row})
         forcing.row, forcing.pins = None, {}
         self.out.write(
@@ -256,11 +314,14 @@ class _Case:
             case=self.name,
             candidates=forcing.candidates,
             # What a row pins is not what the autotuner would take.
-            picked={} if self.case.get("only_forced") else forcing.picked,
+            picked={},
             refused={kernel: sorted(rows) for kernel, rows in forcing.refused.items()},
             rows=forcing.rows,
             measured=sorted(states),
+            whole=count == 1 and not self.cold,
         )
+        forcing.learn(states)
+        forcing.picked = {}
 
     def _row(self, row: Any, pins: Any = None) -> str:
         """`right`, `wrong` or `error`, also written down with everything measured."""
@@ -268,7 +329,7 @@ class _Case:
         forcing.row, forcing.pins, forcing.used = row, pins or {}, {}
         alone = next(iter(forcing.pins), "")
         label = f"configuration {row}" + (f" with {alone} {forcing.pins[alone]}" if alone else "")
-        found = self._run(f"{label}: ")
+        found = self._attempt(f"{label}: ")
         tensors = [] if found is None else self.sample.compare(found)
         if found is None:
             # Too little memory for one more run says nothing about the configuration.

@@ -19,6 +19,7 @@ if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpat
 import importlib
 import importlib.util
 import json
+import time
 from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -51,11 +52,15 @@ def main(request: dict[str, Any], out: Any, isolation: Any) -> None:
     signals = model.signals(request["signals"])
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=1e-4)
 
+    seconds: list[float] = []
+
     def step() -> None:
+        began = time.perf_counter()
         model.gradients(signals)
         optimizer.step()
         if on_gpu:
             torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
 
     try:
         for number in range(int(request.get("warmup", 2))):
@@ -65,11 +70,13 @@ def main(request: dict[str, Any], out: Any, isolation: Any) -> None:
         activities = [profiler.ProfilerActivity.CPU]
         if on_gpu:
             activities.append(profiler.ProfilerActivity.CUDA)
+        # The recorded step is slower by its recording, so it is not among the times.
+        times = list(seconds)
         with profiler.profile(activities=activities) as recording:
             step()
         out.stage("write the trace")
         recording.export_chrome_trace(request["output"])
-        out.write("trace", file=request["output"], torch=str(torch.__version__))
+        out.write("trace", file=request["output"], torch=str(torch.__version__), steps=times)
     except BaseException as error:
         out.error("step", error)
 

@@ -31,6 +31,9 @@ class Forcing:
         """Exceptions from `row`."""
         self.used: dict[str, int] = {}
         """What the last pinned call really ran."""
+        self.judged: dict[str, dict[str, str]] = {}
+        """By that name, what earlier inputs told about each configuration. A kernel of which everything is known is
+        not swept again: it takes a right one, so that only what these inputs bring anew costs time."""
 
     def take(self) -> None:
         """Stand between every autotuner of this process and its launches, for good."""
@@ -43,8 +46,29 @@ class Forcing:
 
     @property
     def rows(self) -> int:
-        """How many rows it takes until every configuration of every kernel was pinned once."""
-        return max((len(c) for c in self.candidates.values()), default=0)
+        """How many rows it takes until every configuration of every kernel that is not settled was pinned once."""
+        return max((len(c) for n, c in self.candidates.items() if self.settled(n) is None), default=0)
+
+    def settled(self, name: str) -> "int | None":
+        """The configuration that a kernel of which everything is known takes; None: it has to be swept."""
+        known, configs = self.judged.get(name, {}), self.candidates[name]
+        if not all(config in known for config in configs):
+            return None
+        return next((i for i, config in enumerate(configs) if known[config] == "right"), 0)
+
+    def learn(self, states: "dict[int, str]") -> None:
+        """Keep what the rows of these inputs told, for the inputs after them."""
+        for name, configs in self.candidates.items():
+            if self.settled(name) is not None:
+                continue
+            for row, state in states.items():
+                if state in {"right", "wrong", "error"}:
+                    known = self.judged.setdefault(name, {})
+                    config = configs[row % len(configs)]
+                    # In a row that is not right another kernel may be to blame; a right row clears all of its own.
+                    known[config] = "right" if "right" in {state, known.get(config)} else state
+            for index in self.refused.get(name, ()):
+                self.judged.setdefault(name, {}).setdefault(configs[index], "refused")
 
     def _run(self, tuner: Any, args: Any, kwargs: Any) -> Any:
         configs = self._configs(tuner, args, kwargs)
@@ -54,7 +78,8 @@ class Forcing:
             result = self._original(tuner, *args, **kwargs)
             self.picked[name] = describe(tuner.best_config)
             return result
-        first = self.pins.get(name, self.row) % len(configs)
+        settled = self.settled(name)
+        first = self.pins.get(name, self.row if settled is None else settled) % len(configs)
         error: BaseException | None = None
         for step in range(len(configs)):
             index = (first + step) % len(configs)
