@@ -6,10 +6,11 @@ What looks into an interpreter is imported only where one is looked into: it wou
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -27,11 +28,12 @@ from kernelguard.declare.values import Declaration, Intent, TransformersTree
 from kernelguard.errors import InputError, UndeterminedError
 from kernelguard.judge.assess import Evidence, assess
 from kernelguard.judge.attention import attention_module
-from kernelguard.judge.rules import Facts, apply_rules, load_rules
+from kernelguard.judge.rules import Facts, Rule, apply_rules, load_rules
 from kernelguard.judge.values import Level
 from kernelguard.matrix import kernel_packages
 from kernelguard.observe.values import Bindings, Environment
 from kernelguard.report.document import Check
+from kernelguard.resolve.values import Resolution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,11 @@ def run_check(request: Request, environ: Mapping[str, str]) -> Check:
         rule_findings=rule_findings,
         kernels=kernel_packages(),
     )
+    if environment.distributions is None:
+        resolution = _known_set(evidence, rules)
+        evidence = replace(evidence, resolution=resolution, lock_command=_lock_command(request))
+        if not isinstance(resolution, str) and resolution.complete:
+            open_rules = ()  # the target left them open, and the search has held its set against each
     if environment.live:
         # Imported here, because a static check has no files to read and shall not pay for it.
         from kernelguard.binaries import binary_findings  # noqa: PLC0415
@@ -105,6 +112,20 @@ def run_check(request: Request, environ: Mapping[str, str]) -> Check:
         open_rules=open_rules,
         strict=request.strict,
     )
+
+
+def _known_set(evidence: Evidence, rules: Sequence[Rule]) -> Resolution | str:
+    """The builds that are known to fit a target; where it contradicts what is published, why none was looked for."""
+    from kernelguard.fits import known_set  # noqa: PLC0415 - an interpreter has its builds already
+
+    try:
+        return known_set(evidence.declaration, evidence.intent, evidence.environment, rules)
+    except InputError as error:
+        return error.message
+
+
+def _lock_command(request: Request) -> str:
+    return shlex.join(["kernelguard", "lock", request.model, "--target", request.target or "cpu"])
 
 
 def _with_trust(intent: Intent, declaration: Declaration) -> Intent:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,18 @@ from kernelguard.data import matrices
 from kernelguard.declare.config import read_config
 from kernelguard.declare.declaration import declare
 from kernelguard.declare.intent import resolve_intent
-from kernelguard.declare.values import Declaration, Intent
 from kernelguard.errors import InputError
+from kernelguard.fits import ask_rules
 from kernelguard.judge.assess import needed_paths
-from kernelguard.judge.rules import Facts, Rule, apply_rules, load_rules
-from kernelguard.judge.values import Finding, Status
+from kernelguard.judge.rules import load_rules
+from kernelguard.judge.values import Finding
 from kernelguard.lock import Lock, Places, Subject, check_lock, load_lock, make_lock, sync, write_lock
+from kernelguard.lock.check import take_inventory
+from kernelguard.lock.document import dumps
+from kernelguard.lock.recorded import record_lock
 from kernelguard.matrix import kernel_packages
 from kernelguard.observe.targets import target
-from kernelguard.observe.values import Environment
-from kernelguard.resolve import Market, Options, RuleAnswer, fleet, matrix, needs_of, resolve
+from kernelguard.resolve import Market, Options, fleet, matrix, needs_of, resolve
 from kernelguard.resolve.market import gather, sources_for, verified
 from kernelguard.resolve.values import Resolution
 from kernelguard.sources.http import Http
@@ -74,7 +76,7 @@ def run_lock(request: Request, output: Path, environ: Mapping[str, str]) -> tupl
             environment=environment,
             transformers=tree.version,
             market=market,
-            rules=lambda hypothetical, via: _ask(rules, hypothetical, via, declaration, intent),
+            rules=lambda hypothetical, via: ask_rules(rules, hypothetical, via, declaration, intent),
             options=request.options,
         )
 
@@ -95,6 +97,37 @@ def run_lock(request: Request, output: Path, environ: Mapping[str, str]) -> tupl
     return lock, write_lock(lock, output), resolution
 
 
+def run_record(request: Request, python: Path | None, output: Path, environ: Mapping[str, str]) -> Lock:
+    """Lock an environment as it is installed, for machines where no index can be asked, and write it down.
+
+    Raises:
+        InputError: an argument or a file is unusable.
+        UndeterminedError: the environment cannot be looked at, or was changed by hand.
+    """
+    from kernelguard.check import Request as CheckRequest  # noqa: PLC0415 - the name is taken
+    from kernelguard.check import run_check  # noqa: PLC0415
+
+    asked = CheckRequest(
+        model=request.model,
+        python=python,
+        flags=request.flags,
+        intent_file=request.intent_file,
+        train_config=request.train_config,
+        level="import",
+    )
+    check = run_check(asked, environ)
+    lock = record_lock(
+        check.declaration.config,
+        check.intent,
+        needed_paths(check.declaration, check.intent, check.bindings),
+        environment=check.environment,
+        inventory=take_inventory(Path(check.environment.executable or ""), None, deep=True),
+        bindings=check.bindings,
+    )
+    output.write_text(dumps(lock), encoding="utf-8")
+    return lock
+
+
 def run_sync(path: Path, python: Path, environ: Mapping[str, str], *, keep_extra: bool) -> tuple[Finding, ...]:
     """Make an environment exactly the lock, then hold it against the lock; raises as `lock.sync`."""
     return sync(load_lock(path), python, cache=cache_folder(environ), keep_extra=keep_extra)
@@ -103,16 +136,3 @@ def run_sync(path: Path, python: Path, environ: Mapping[str, str], *, keep_extra
 def run_lock_check(path: Path, python: Path) -> tuple[Finding, ...]:
     """Hold an environment against a lock; raises as `lock.check_lock`."""
     return check_lock(load_lock(path), python)
-
-
-def _ask(
-    rules: Sequence[Rule], environment: Environment, via: Mapping[str, str], declaration: Declaration, intent: Intent
-) -> RuleAnswer:
-    """What the known bad combinations say about one hypothetical environment."""
-    facts = Facts.of(environment=environment, declaration=declaration, intent=intent, via=via)
-    findings, still_open = apply_rules(rules, facts)
-    return RuleAnswer(
-        against=tuple((f.code, f.reason) for f in findings if f.status is Status.FAIL),
-        warnings=tuple((f.code, f.reason) for f in findings if f.status is Status.WARN),
-        unknown=tuple((o.rule_id, o.text) for o in still_open if o.status is Status.FAIL),
-    )

@@ -14,12 +14,14 @@ from kernelguard.judge.bound import (
     install_command,
     judge_binding,
 )
+from kernelguard.judge.fits import judge_fit
 from kernelguard.judge.modes import judge_modes
 from kernelguard.judge.packing import judge_attention_packing, judge_packing
 from kernelguard.judge.remote import judge_remote
 from kernelguard.judge.values import Assessment, FastPathAnswer, Finding, Level, NotUsed, Status, worst
 from kernelguard.matrix import KernelPackage
 from kernelguard.observe.values import Binding, Bindings, Environment, GpuState
+from kernelguard.resolve.values import Resolution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,10 @@ class Evidence:
     """None: nothing was executed (level resolve)."""
     rule_findings: tuple[Finding, ...]
     kernels: Mapping[str, KernelPackage]
+    resolution: Resolution | str = "nothing was asked about builds"
+    """Of a target: the set of builds that is known to fit it, or why none was looked for."""
+    lock_command: str = "kernelguard lock"
+    """What asks the package index, too."""
 
 
 def assess(evidence: Evidence, level: Level) -> Assessment:
@@ -194,14 +200,7 @@ def _judge_unexecuted(path: FastPath, evidence: Evidence, level: Level) -> Findi
             if level is Level.RESOLVE
             else "run this check on that machine, without --environment",
         )
-    return Finding(
-        code="build-unknown",
-        status=Status.UNKNOWN,
-        fast_path=path.symbol,
-        reason=f"this run needs {path.symbol} from {path.distribution}; whether a build for this target exists "
-        "cannot be said yet",
-        fix=fix,
-    )
+    return judge_fit(path, evidence.resolution, evidence.lock_command)
 
 
 def _judge_run(evidence: Evidence, level: Level, reached: Level, needed: Iterable[FastPath]) -> Iterator[Finding]:
