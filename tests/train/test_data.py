@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,10 @@ import torch
 from kernelguard_train import configfile, source
 from kernelguard_train.config import Config
 from kernelguard_train.errors import ConfigError, DataError
+from kernelguard_train.exchange import Packed
 from kernelguard_train.samples import open_samples
-from kernelguard_train.stream import Position, Step, Steps, batches_per_step, load_steps
+from kernelguard_train.stream import Position, Shares, Step, batches_per_step, load_steps
+from kernelguard_train.stream import steps as steps_of
 
 
 def rows(count: int) -> list[dict[str, Any]]:
@@ -47,9 +52,29 @@ def steps(config: Config, rank: int = 0, world: int = 1, start: Position | None 
     return load_steps(config, 600, rank=rank, world=world, start=start or Position(), device=torch.device("cpu"))
 
 
+def together(config: Config, world: int, start: Position | None = None, most: int | None = None) -> list[list[Step]]:
+    """The steps of every rank; each is a thread, and they exchange their shares as ranks do."""
+    everyone: list[Any] = [None] * world
+    barrier = threading.Barrier(world, timeout=60)
+
+    def rank_of(rank: int) -> list[Step]:
+        def gather(own: Packed) -> list[Packed]:
+            everyone[rank] = own
+            barrier.wait()
+            found = list(everyone)
+            barrier.wait()
+            return found
+
+        begin = start or Position()
+        shares = Shares(config, 600, rank, world, begin)
+        return list(itertools.islice(steps_of(config, shares, gather, rank=rank, world=world, start=begin), most))
+
+    with ThreadPoolExecutor(world) as pool:
+        return [future.result() for future in [pool.submit(rank_of, rank) for rank in range(world)]]
+
+
 def names(config: Config) -> list[str]:
-    samples = open_samples(config, 600)
-    return [s.name for s in samples.window(0, 0)[0]]
+    return [s.name for s in open_samples(config, 600).share(0, 0).samples]
 
 
 @pytest.fixture
@@ -76,13 +101,13 @@ def test_every_format_gives_the_same_samples(tmp_path: Path, model_folder: Path,
         for path in paths:
             extra = ["data.shuffle=false", "batch.window=50"]
             extra += ["data.streaming=true", "train.steps=9"] if streaming else []
-            window, count = open_samples(configured(model_folder, path, *extra), 600).window(0, 0)
-            assert count == 50
-            found = [sample.ids.tolist() for sample in window]
+            share = open_samples(configured(model_folder, path, *extra), 600).share(0, 0)
+            assert share.counts.rows == 50
+            found = [sample.ids.tolist() for sample in share.samples]
             expected = expected or found
             assert found == expected, (path, streaming)
-            resumed, _ = open_samples(configured(model_folder, path, *extra), 600).window(0, 17)
-            assert [sample.ids.tolist() for sample in resumed] == expected[17:], (path, streaming)
+            resumed = open_samples(configured(model_folder, path, *extra), 600).share(0, 17)
+            assert [sample.ids.tolist() for sample in resumed.samples] == expected[17:], (path, streaming)
 
 
 def test_jsonl_rows_are_named_by_file_and_line(model_folder: Path, jsonl: Path) -> None:
@@ -97,7 +122,7 @@ def test_the_order_changes_by_epoch_and_seed_and_by_nothing_else(
 
     def order(epoch: int, seed: int, start: int = 0) -> list[str]:
         samples = open_samples(configured(model_folder, jsonl, *extra, f"train.seed={seed}"), 600)
-        return [s.name for s in samples.window(epoch, start)[0]]
+        return [s.name for s in samples.share(epoch, start).samples]
 
     assert order(0, 0) == order(0, 0)
     assert order(0, 0)[13:] == order(0, 0, 13)
@@ -208,9 +233,9 @@ def test_samples_that_are_too_long(
     long = {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "x y " * 173}]}
     path = write_jsonl(tmp_path / "long.jsonl", [long, rows(1)[0]])
     samples = open_samples(configured(model_folder, path, f"data.too_long={policy}", "data.shuffle=false"), 600)
-    window, _ = samples.window(0, 0)
-    assert [len(sample) for sample in window[:-1]] == lengths
-    assert getattr(samples.counts, count) == 1
+    share = samples.share(0, 0)
+    assert [len(sample) for sample in share.samples[:-1]] == lengths
+    assert getattr(share.counts, count) == 1
     with pytest.raises(DataError, match=r"long\.jsonl:1: 533 tokens, more than 256"):
         list(steps(configured(model_folder, path, "data.too_long=error")))
 
@@ -218,8 +243,9 @@ def test_samples_that_are_too_long(
 def test_truncating_away_the_answer_drops_the_sample(tmp_path: Path, model_folder: Path) -> None:
     long = {"messages": [{"role": "user", "content": "x y " * 173}, {"role": "assistant", "content": "A"}]}
     samples = open_samples(configured(model_folder, write_jsonl(tmp_path / "l.jsonl", [long])), 600)
-    assert samples.window(0, 0)[0] == []
-    assert (samples.counts.truncated, samples.counts.dropped) == (1, 1)
+    share = samples.share(0, 0)
+    assert share.samples == ()
+    assert (share.counts.truncated, share.counts.dropped) == (1, 1)
 
 
 @pytest.mark.parametrize("mode", ["packed", "padded", "sorted"])
@@ -227,17 +253,57 @@ def test_ranks_share_the_same_sequence_whatever_their_number(model_folder: Path,
     config = configured(model_folder, jsonl, "batch.per_step=4", f"batch.mode={mode}", "train.epochs=2")
     alone = list(steps(config))
     for world in (2, 4):
-        shares = [list(steps(config, rank, world)) for rank in range(world)]
+        shares = together(config, world)
         assert {len(share) for share in shares} == {len(alone)}, "every rank has equally many steps"
         for number, step in enumerate(alone):
-            together = [shares[i % world][number].batches[i // world] for i in range(4)]
-            for mine, theirs in zip(step.batches, together, strict=True):
+            theirs_all = [shares[i % world][number].batches[i // world] for i in range(4)]
+            for mine, theirs in zip(step.batches, theirs_all, strict=True):
                 assert torch.equal(mine.input_ids, theirs.input_ids)
                 assert torch.equal(mine.labels, theirs.labels)
             assert step.after == shares[0][number].after
     assert sum(batch.samples for step in alone for batch in step.batches) == 100, "nothing is dropped"
     assert alone[-1].progress == 1.0
     assert any(batch.samples == 0 for batch in alone[-1].batches), "the premise: the last step needed filling"
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_share_the_tokenising_and_end_the_epoch_together(model_folder: Path, jsonl: Path, world: int) -> None:
+    """Of a stream nobody knows the length; the 50 rows end inside a window, for some ranks earlier than for others."""
+    changes = ["data.streaming=true", "train.steps=9", f"batch.per_step={world * 2}", "data.shuffle_buffer=8"]
+    config = configured(model_folder, jsonl, *changes)
+    shares = [list(itertools.islice(Shares(config, 600, rank, world, Position()), 5)) for rank in range(world)]
+    first_epoch = [[head.rows for p in own if (head := p.numbers).epoch == 0] for own in shares]
+    assert sum(sum(rows) for rows in first_epoch) == 50, "each row is tokenised by one rank"
+    assert max(sum(rows) for rows in first_epoch) <= 50 // world + 4
+    alone = [step for step, _ in zip(steps(config), range(24), strict=False)]
+    assert {step.after.epoch for step in alone} >= {0, 1, 2}, "the premise: epochs end"
+
+    everyone = together(config, world, most=24)
+    for number, step in enumerate(alone):
+        assert {own[number].after for own in everyone} == {step.after}
+        batches = [everyone[i % world][number].batches[i // world] for i in range(world * 2)]
+        for mine, theirs in zip(step.batches, batches, strict=True):
+            assert torch.equal(mine.input_ids, theirs.input_ids)
+            assert torch.equal(mine.labels, theirs.labels)
+
+
+def test_what_one_rank_finds_wrong_ends_all_of_them_alike(tmp_path: Path, model_folder: Path) -> None:
+    """Two bad rows, found by different ranks: the first is raised by all."""
+    path = write_jsonl(tmp_path / "bad.jsonl", [*rows(4), "{broken", *rows(2), "[]", *rows(9)])
+    config = configured(model_folder, path, "data.shuffle=false")
+    with pytest.raises(DataError) as alone:
+        list(steps(config))
+    assert str(alone.value).startswith("bad.jsonl:5: not JSON")
+    for world in (2, 3):
+        with pytest.raises(DataError) as caught:
+            together(config, world)
+        assert str(caught.value) == str(alone.value)
+    skipping = configured(model_folder, path, "data.shuffle=false", "data.bad_rows=skip")
+    for own in together(skipping, 3):
+        assert own[-1].counts == list(steps(skipping))[-1].counts
+        assert own[-1].counts.bad == 2
+    with pytest.raises(ConfigError, match=r"batch\.window = 16 rows cannot be shared by 17 ranks"):
+        next(steps(config, 0, 17))
 
 
 def test_a_run_goes_on_to_the_sample_from_any_step(model_folder: Path, jsonl: Path) -> None:
@@ -247,6 +313,9 @@ def test_a_run_goes_on_to_the_sample_from_any_step(model_folder: Path, jsonl: Pa
     for number, step in enumerate(whole[:-1]):
         position = Position(**step.after.to_dict())
         rest = list(steps(config, start=position))
+        shared = together(replace(config, batch=replace(config.batch, per_step=3)), 3, position)
+        assert [len(own) for own in shared] == [len(rest)] * 3, "on another number of ranks too"
+        assert all(torch.equal(shared[i][0].batches[0].input_ids, rest[0].batches[i].input_ids) for i in range(3))
         assert len(rest) == len(whole) - number - 1
         for a, b in zip(rest, whole[number + 1 :], strict=True):
             assert all(torch.equal(x.input_ids, y.input_ids) for x, y in zip(a.batches, b.batches, strict=True))
@@ -275,10 +344,10 @@ def test_a_world_size_that_does_not_divide_is_refused() -> None:
 
 def test_synthetic_samples_do_not_depend_on_who_draws_them() -> None:
     config = configured(Path("m"), "synthetic", "data.synthetic_samples=40", "data.synthetic_median=60")
-    first, second = (list(Steps(config, 97, 0, 1, Position())) for _ in range(2))
+    first, second = (
+        list(load_steps(config, 97, rank=0, world=1, start=Position(), device=torch.device("cpu"))) for _ in range(2)
+    )
     assert len(first) == len(second) > 5
     for a, b in zip(first, second, strict=True):
-        assert isinstance(a, Step)
-        assert isinstance(b, Step)
         assert torch.equal(a.batches[0].input_ids, b.batches[0].input_ids)
         assert int(a.batches[0].input_ids.max()) < 97

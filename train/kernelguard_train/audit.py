@@ -33,7 +33,10 @@ def audit(config: Config, vocabulary: int, count: int, *, colour: bool) -> Itera
     samples = open_samples(config, vocabulary)
     if samples.chat is None:
         raise DataError("a synthetic source has no text to show")
-    window, rows = samples.window(0, 0)
+    share = samples.share(0, 0)
+    if share.problem:
+        raise DataError(share.problem)
+    window, counts = share.samples, share.counts
     for sample in window[:count]:
         yield f"--- {sample.name}: {len(sample)} tokens, {int(sample.trained.sum())} trained"
         text = ""
@@ -47,9 +50,8 @@ def audit(config: Config, vocabulary: int, count: int, *, colour: bool) -> Itera
     groups = plan([len(s) for s in window], config.batch.tokens, config.batch.mode, (config.train.seed, 0, 0))
     tokens = sum(len(sample) for sample in window)
     answers = sum(int(sample.trained.sum()) for sample in window)
-    counts = samples.counts
     yield (
-        f"--- {rows} rows: {len(window)} samples, {counts.bad} bad, {counts.truncated} truncated, "
+        f"--- {counts.rows} rows: {len(window)} samples, {counts.bad} bad, {counts.truncated} truncated, "
         f"{counts.split} split, {counts.dropped} dropped; "
         f"{tokens} tokens, {100 * answers / max(1, tokens):.1f} % trained; "
         f"{len(groups)} batches of {config.batch.tokens}"

@@ -6,10 +6,9 @@ and for samples that are too long are carried out and counted.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,13 @@ from kernelguard_train.errors import DataError
 from kernelguard_train.packing import cut
 from kernelguard_train.source import Row, Source, open_source
 
-log = logging.getLogger("kernelguard_train")
 UNSHOWN_AFTER = 20
-"""Skipped rows are named up to this many; all are counted."""
+"""Of each window, skipped rows are named up to this many; all are counted."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """What became of the rows, since the start of this process."""
+    """What became of rows."""
 
     rows: int = 0
     bad: int = 0
@@ -35,6 +33,11 @@ class Counts:
     split: int = 0
     dropped: int = 0
     """Too long by the policy `drop`, or left without a trained token by truncating."""
+
+    def add(self, more: Counts) -> None:
+        """Adds what became of other rows."""
+        for name in ("rows", "bad", "truncated", "split", "dropped"):
+            setattr(self, name, getattr(self, name) + getattr(more, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +72,25 @@ class Synthetic:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What a rank made of its rows of one window."""
+
+    epoch: int
+    row: int
+    """Where the window begins."""
+    samples: tuple[Sample, ...]
+    places: tuple[int, ...]
+    """For each sample, which row of the window it comes from."""
+    counts: Counts
+    notes: tuple[str, ...]
+    """What is wrong with the rows that were skipped, of the first few."""
+    problem: str = ""
+    """Why the run cannot go on."""
+    problem_at: int = -1
+    """The row of the window where that was found."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Samples:
     """The samples of the run, in the same order in every process that reads them."""
@@ -77,33 +99,47 @@ class Samples:
     source: Source
     chat: Chat | None
     pad_id: int
-    counts: Counts = field(default_factory=Counts)
 
     @property
     def size(self) -> int | None:
         """Rows of an epoch, where that is known."""
         return self.source.size
 
-    def window(self, epoch: int, row: int) -> tuple[list[Sample], int]:
-        """The samples of the next `batch.window` rows from a position on, and how many rows that were.
+    def share(self, epoch: int, row: int, rank: int = 0, world: int = 1) -> Share:
+        """Every `world`-th of the next `batch.window` rows from a position on, beginning with the `rank`-th.
 
-        Raises:
-            DataError: for a bad row, where the policy says stop; the row is named.
+        A row that stops the run by policy becomes the share's problem: it is for all ranks to raise it together.
         """
         samples: list[Sample] = []
-        rows = 0
-        for found in self.source.rows(epoch, row):
-            rows += 1
-            self.counts.rows += 1
-            try:
-                sample = self._encoded(found)
-            except DataError as error:
-                self._bad(error)
-            else:
-                samples += self._fitted(sample)
-            if rows == self.config.batch.window:
-                break
-        return samples, rows
+        places: list[int] = []
+        notes: list[str] = []
+        counts = Counts()
+        place = rank
+        problem = ""
+        try:
+            for found in self.source.rows(epoch, row + rank, world):
+                if place >= self.config.batch.window:
+                    break
+                counts.rows += 1
+                try:
+                    sample = self._encoded(found)
+                except DataError as error:
+                    counts.bad += 1
+                    if self.config.data.bad_rows == "stop":
+                        raise DataError(f"{error} (data.bad_rows=skip trains without such rows)") from error
+                    if len(notes) < UNSHOWN_AFTER:
+                        notes.append(str(error))
+                else:
+                    kept = self._fitted(sample, counts)
+                    samples += kept
+                    places += [place] * len(kept)
+                place += world
+        except DataError as error:
+            problem = str(error)
+        return Share(
+            epoch=epoch, row=row, samples=tuple(samples), places=tuple(places), counts=counts, notes=tuple(notes),
+            problem=problem, problem_at=place if problem else -1,
+        )  # fmt: skip
 
     def _encoded(self, row: Row) -> Sample:
         if isinstance(self.source, Synthetic):
@@ -117,18 +153,7 @@ class Samples:
             raise TypeError("conversations need a tokenizer")
         return self.chat.encode(row.name, row.content[column])
 
-    def _bad(self, error: DataError) -> None:
-        self.counts.bad += 1
-        if self.config.data.bad_rows == "stop":
-            raise DataError(f"{error} (data.bad_rows=skip trains without such rows)") from error
-        if self.counts.bad > self.config.data.max_bad_rows:
-            raise DataError(
-                f"more than data.max_bad_rows = {self.config.data.max_bad_rows} bad rows; the last: {error}"
-            )
-        if self.counts.bad <= UNSHOWN_AFTER:
-            log.warning("skipped: %s", error)
-
-    def _fitted(self, sample: Sample) -> list[Sample]:
+    def _fitted(self, sample: Sample, counts: Counts) -> list[Sample]:
         """The sample, or what the policy makes of one that is too long."""
         longest = self.config.max_length
         if len(sample) <= longest:
@@ -137,19 +162,19 @@ class Samples:
         if policy == "error":
             raise DataError(f"{sample.name}: {len(sample)} tokens, more than {longest} (data.too_long = error)")
         if policy == "drop":
-            self.counts.dropped += 1
+            counts.dropped += 1
             return []
         if policy == "truncate":
-            self.counts.truncated += 1
+            counts.truncated += 1
             pieces = [(0, longest)]
         else:
-            self.counts.split += 1
+            counts.split += 1
             pieces = cut(len(sample), longest)
         kept = [replace(sample, ids=sample.ids[a:b], trained=sample.trained[a:b]) for a, b in pieces]
         # The first token of a piece has nothing before it to be predicted from.
         kept = [piece for piece in kept if piece.trained[1:].any()]
         if not kept:
-            self.counts.dropped += 1
+            counts.dropped += 1
         return kept
 
 
