@@ -64,8 +64,10 @@ def _missing(path: FastPath, need: Need, resolution: Resolution, lock: str) -> F
     build = resolution.torch
     fix = "; ".join(resolution.fixes) or lock
     if build is None:
-        told = next((d for d in resolution.trace if isinstance(d, Rejected) and d.distribution == "torch"), None)
-        return _no(path, "no torch fits this target" + (f": {told.reason}" if told is not None else ""), fix)
+        refused = [d for d in resolution.trace if isinstance(d, Rejected) and d.distribution == "torch"]
+        # Builds for other machines are always among them; what this machine lacks tells more.
+        refused.sort(key=lambda d: d.code in {RejectionCode.PLATFORM, RejectionCode.PYTHON, RejectionCode.FIXED})
+        return _no(path, "no torch fits this target" + (f": {refused[0].reason}" if refused else ""), fix)
     names = {name for provider in need.providers for name in (provider.distribution, *provider.companions)}
     against = [
         d
