@@ -14,11 +14,11 @@ from typing import Annotated
 import typer
 
 from kernelguard import __version__
-from kernelguard.cli import checks, locks, matrix, proofs
+from kernelguard.cli import checks, images, launches, locks, matrix, pages, proofs
 from kernelguard.cli.shared import app
 from kernelguard.errors import KernelguardError
 
-__all__ = ["app", "checks", "locks", "main", "matrix", "proofs", "run"]
+__all__ = ["app", "checks", "images", "launches", "locks", "main", "matrix", "pages", "proofs", "run"]
 
 
 def _version(value: bool) -> None:

@@ -42,8 +42,13 @@ def lock(
     cross_torch: Annotated[
         bool, typer.Option("--cross-torch", help="A wheel for a torch up to two minors older may be used.")
     ] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Instead of resolving: pin what --python has installed, as it is.")
+    ] = False,
     check: Annotated[Path | None, typer.Option(help="Instead: hold an environment against this lock.")] = None,
-    python: Annotated[Path | None, typer.Option(help="With --check: the interpreter of that environment.")] = None,
+    python: Annotated[
+        Path | None, typer.Option(help="With --check or --record: its interpreter.")
+    ] = None,
 ) -> None:
     """Pin the newest set of builds that serves every fast path of a model on a machine, down to the byte.
 
@@ -67,6 +72,14 @@ def lock(
         find_links=tuple(find_links or ()),
         options=Options(allow_source_build=allow_source_build, cross_torch=cross_torch),
     )
+    if record:
+        from kernelguard.locking import run_record
+
+        with progress("reading and hashing"):
+            recorded = run_record(request, python, output, dict(os.environ))
+        admits = "" if recorded.admits_launch else "; it admits no launch, because no GPU runs every fast path"
+        typer.echo(f"wrote {output}: {len(recorded.pins)} distributions as installed{admits}", err=True)
+        return
     with progress("resolving and hashing"):
         made, files, resolution = run_lock(request, output, dict(os.environ))
     from kernelguard.report.lock import print_lock

@@ -32,7 +32,7 @@ def observe_bindings(
     Raises:
         OSError: `python` cannot be executed at all.
     """
-    request = _request(declaration, build_s=min(_LONGEST_BUILD_S, timeout / 4))
+    request = bindings_request(declaration, build_s=min(_LONGEST_BUILD_S, timeout / 4))
     with ThreadPoolExecutor(max_workers=1) as pool:
         # The two know nothing of each other, and both spend most of their time importing torch.
         importing = pool.submit(_import_packages, python, declaration.fast_paths, also, timeout=timeout)
@@ -130,7 +130,8 @@ def _import_fact(record: Record) -> ImportFact:
     )
 
 
-def _request(declaration: Declaration, *, build_s: float) -> dict[str, Any]:
+def bindings_request(declaration: Declaration, *, build_s: float = 0.0, build: bool = True) -> dict[str, Any]:
+    """What the `bindings` worker is asked. `build`: also build the model on the meta device, to count its layers."""
     # Code that a checkpoint brings along is not run by a check.
     fast_paths = [path for path in declaration.fast_paths if not path.file.startswith(REMOTE)]
     return {
@@ -162,7 +163,7 @@ def _request(declaration: Declaration, *, build_s: float) -> dict[str, Any]:
             )
         ],
         # Remote code is not run by a check; without it the model cannot be built.
-        "config": None if declaration.config.remote_code else dict(declaration.config.raw),
+        "config": dict(declaration.config.raw) if build and not declaration.config.remote_code else None,
         "build_s": build_s,
     }
 
