@@ -10,7 +10,7 @@ import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -24,12 +24,12 @@ from kernelguard.declare.config import read_config
 from kernelguard.declare.declaration import declare
 from kernelguard.declare.intent import resolve_intent
 from kernelguard.declare.tree import find_tree, tree_of_version
-from kernelguard.declare.values import Declaration, Intent, TransformersTree
+from kernelguard.declare.values import Declaration, Intent, ModelConfig, TransformersTree
 from kernelguard.errors import InputError, UndeterminedError
 from kernelguard.judge.assess import Evidence, assess
 from kernelguard.judge.attention import attention_module
 from kernelguard.judge.rules import Facts, Rule, apply_rules, load_rules
-from kernelguard.judge.values import Level
+from kernelguard.judge.values import Finding, Level
 from kernelguard.matrix import kernel_packages
 from kernelguard.observe.values import Bindings, Environment
 from kernelguard.report.document import Check
@@ -44,6 +44,7 @@ class Request:
     python: Path | None = None
     environment: Path | None = None
     target: str | None = None
+    lock: Path | None = None
     transformers: str | None = None
     flags: Mapping[str, Any]
     intent_file: Path | None = None
@@ -61,11 +62,12 @@ def run_check(request: Request, environ: Mapping[str, str]) -> Check:
         UndeterminedError: the question cannot be answered here.
     """
     deadline = time.monotonic() + request.timeout
-    chosen = [n for n in ("python", "environment", "target") if getattr(request, n) is not None]
+    chosen = [n for n in ("python", "environment", "target", "lock") if getattr(request, n) is not None]
     if len(chosen) > 1:
         raise InputError(f"--{chosen[0]} and --{chosen[1]} name two different things to check", hint="give one of them")
     config = read_config(request.model)
-    environment = _environment(request, environ, deadline)
+    lock = _lock(request)
+    environment = lock.environment if lock is not None else _environment(request, environ, deadline)
     level = _level(request, environment)
     tree = _tree(request, environment, environ, deadline)
     intent = resolve_intent(
@@ -93,6 +95,13 @@ def run_check(request: Request, environ: Mapping[str, str]) -> Check:
         rule_findings=rule_findings,
         kernels=kernel_packages(),
     )
+    if lock is not None:
+        evidence = replace(
+            evidence,
+            locked=lock.served,
+            lock_command=_lock_command(request, lock.target),
+            rule_findings=(*rule_findings, *lock.other_model(config, _lock_command(request, lock.target))),
+        )
     if environment.distributions is None:
         resolution = _known_set(evidence, rules)
         evidence = replace(evidence, resolution=resolution, lock_command=_lock_command(request))
@@ -124,8 +133,42 @@ def _known_set(evidence: Evidence, rules: Sequence[Rule]) -> Resolution | str:
         return error.message
 
 
-def _lock_command(request: Request) -> str:
-    return shlex.join(["kernelguard", "lock", request.model, "--target", request.target or "cpu"])
+def _lock_command(request: Request, target: str | None = None) -> str:
+    wanted = (target or request.target or "cpu").split(" + ")  # so a lock writes down a fleet
+    return shlex.join(["kernelguard", "lock", request.model, *(word for t in wanted for word in ("--target", t))])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Locked:
+    """What a check takes from a lock."""
+
+    environment: Environment
+    served: Mapping[str, str]
+    target: str
+    model_sha256: str
+
+    def other_model(self, config: ModelConfig, command: str) -> Iterator[Finding]:
+        """A finding, where the lock was made for another configuration."""
+        from kernelguard.judge.fits import judge_locked_model  # noqa: PLC0415
+        from kernelguard.lock.parts import locked_model  # noqa: PLC0415
+
+        return judge_locked_model(self.model_sha256, locked_model(config).sha256, command)
+
+
+def _lock(request: Request) -> _Locked | None:
+    if request.lock is None:
+        return None
+    # Imported here, as most checks have no lock to read.
+    from kernelguard.lock.described import environment_of  # noqa: PLC0415
+    from kernelguard.lock.document import load_lock  # noqa: PLC0415
+
+    lock = load_lock(request.lock)
+    return _Locked(
+        environment=environment_of(lock, f"lock {request.lock}"),
+        served={path.symbol: path.served_by for path in lock.fast_paths},
+        target=lock.target.spec,
+        model_sha256=lock.model.sha256,
+    )
 
 
 def _with_trust(intent: Intent, declaration: Declaration) -> Intent:

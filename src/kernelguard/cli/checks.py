@@ -24,6 +24,9 @@ def check(
     target: Annotated[
         str | None, typer.Option(help="A machine by name or keys, for example h100 or h100,torch=2.12.1,driver=580.")
     ] = None,
+    lock: Annotated[
+        Path | None, typer.Option(help="A lock: is it for this model, and does what it pins serve the run?")
+    ] = None,
     transformers: Annotated[
         str | None, typer.Option(help="The transformers to read: a folder or a version. Default: the interpreter's.")
     ] = None,
@@ -68,6 +71,7 @@ def check(
         python=python,
         environment=environment,
         target=target,
+        lock=lock,
         transformers=transformers,
         flags={**intent_flags(decode=decode, packed=packed, signals=signals), "trust_remote_code": trust_remote_code},
         intent_file=intent,

@@ -14,7 +14,7 @@ from kernelguard.judge.bound import (
     install_command,
     judge_binding,
 )
-from kernelguard.judge.fits import judge_fit
+from kernelguard.judge.fits import judge_fit, judge_locked
 from kernelguard.judge.modes import judge_modes
 from kernelguard.judge.packing import judge_attention_packing, judge_packing
 from kernelguard.judge.remote import judge_remote
@@ -37,6 +37,8 @@ class Evidence:
     kernels: Mapping[str, KernelPackage]
     resolution: Resolution | str = "nothing was asked about builds"
     """Of a target: the set of builds that is known to fit it, or why none was looked for."""
+    locked: Mapping[str, str] | None = None
+    """Of a lock: what serves each symbol; None: it is no lock that is checked."""
     lock_command: str = "kernelguard lock"
     """What asks the package index, too."""
 
@@ -177,6 +179,8 @@ def _carries_state(path: FastPath, evidence: Evidence) -> bool:
 
 def _judge_unexecuted(path: FastPath, evidence: Evidence, level: Level) -> Finding:
     """Without running anything: what is certainly absent is a no; whether a build fits is for the resolver to say."""
+    if evidence.locked is not None:
+        return judge_locked(path, evidence.locked, evidence.lock_command)
     known = evidence.environment.distributions
     package = evidence.kernels.get(path.package)
     names = package.distributions if package is not None else (path.distribution,)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from kernelguard.declare.values import FastPath
 from kernelguard.judge.values import Finding, Status
 from kernelguard.resolve.values import Candidate, Choice, Known, Need, Rejected, RejectionCode, Resolution
@@ -39,6 +41,33 @@ def judge_fit(path: FastPath, resolution: Resolution | str, lock: str) -> Findin
     if need not in resolution.missing and resolution.torch is not None:
         return _no(path, f"{path.distribution} needs a GPU, and the target has none", "")
     return _missing(path, need, resolution, lock)
+
+
+def judge_locked(path: FastPath, locked: Mapping[str, str], lock: str) -> Finding:
+    """What a lock says about one fast path; `locked` has what serves each symbol, empty where nothing does."""
+    served = locked.get(path.symbol)
+    if served:
+        return Finding(code="locked", status=Status.PASS, fast_path=path.symbol, reason=f"{served} is pinned for it")
+    told = "names nothing that serves it" if served is not None else "was not made for a run that needs it"
+    return Finding(
+        code="not-locked",
+        status=Status.FAIL,
+        fast_path=path.symbol,
+        reason=f"the lock {told}: the model runs {path.fallback}",
+        fix=lock,
+    )
+
+
+def judge_locked_model(locked: str, given: str, lock: str) -> Iterator[Finding]:
+    """Whether a lock was made for this very configuration; both are sha256 of the canonical config.json."""
+    if locked != given:
+        yield Finding(
+            code="lock-other-model",
+            status=Status.FAIL,
+            reason=f"the lock was made for another configuration (sha256 {locked[:12]}, this one has {given[:12]}): "
+            "head counts and layers may differ, and with them what was verified",
+            fix=lock,
+        )
 
 
 def _chosen(path: FastPath, chosen: Choice, resolution: Resolution, lock: str) -> Finding:
