@@ -138,7 +138,13 @@ def make_ticket(env: Interpreter, run_dir: Path, **changes: Any) -> tickets.Tick
         if changes.get("symbols") is None or site["symbol"] in changes["symbols"]
     )
     changes.pop("symbols", None)
+    installed = run_worker(str(env.python), "inventory", {"hash": []}, timeout=60.0)
+    mine = {"causal-conv1d", "fla-core", "flash-linear-attention", "transformers"}
+    versions = {r["name"]: r["version"] for r in installed.of_kind("distribution") if r["name"] in mine}
     base = tickets.Ticket(
+        expected=tickets.Expected(
+            distributions={name: tickets.ExpectedDistribution(version=text) for name, text in versions.items()}
+        ),
         lock=tickets.Document(path="kernelguard.lock", digest="sha256:0"),
         verdict=tickets.Document(path="verdict.json", digest="sha256:0", level="interpreted"),
         admission=tickets.AdmissionNote(admitted=True, overrides=("interpreted level admitted for a test",)),
@@ -242,3 +248,60 @@ def run_group(
     seconds = time.monotonic() - began
     run_dir = Path(ticket.run_dir) if ticket is not None else folder / "none"
     return Group(ended, run_dir, seconds, extra or {})
+
+
+def write(folder: Path, files: Mapping[str, str]) -> Path:
+    """Files below a folder, which is returned."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def wait_for_child(pid: int, own: str, below: str, *, limit_s: float = 90.0) -> int:
+    """The process id of the child of `pid` that runs `own`, once it has a child of its own that runs `below`."""
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        for child in _children(pid):
+            if own in _command(child) and any(below in _command(inner) for inner in _children(child)):
+                return child
+        time.sleep(0.05)
+    raise AssertionError(f"{pid} has no child {own} with a child {below}")
+
+
+def processes_in(folder: Path, *, patience_s: float = 5.0) -> list[str]:
+    """Command lines of processes whose working folder is `folder`, those that do not go away by themselves."""
+    end = time.monotonic() + patience_s
+    while True:
+        there = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit() and _folder(entry) == str(folder)]
+        found = [_command(int(entry.name)) for entry in there if int(entry.name) != os.getpid()]
+        if not found or time.monotonic() > end:
+            return found
+        time.sleep(0.1)
+
+
+def _folder(entry: Path) -> str:
+    try:
+        return str((entry / "cwd").readlink())
+    except OSError:
+        return ""
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    # Of every thread: workers are started by threads.
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(text) for text in task.read_text().split()]
+        except OSError:
+            # The thread has just ended.
+            continue
+    return found

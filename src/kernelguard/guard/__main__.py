@@ -6,7 +6,8 @@ import os
 import runpy
 import sys
 
-from kernelguard.guard.preflight import preflight
+from kernelguard.guard.after_import import after_import
+from kernelguard.guard.preflight import DONE, preflight
 
 _USAGE = "usage: python -m kernelguard.guard -- SCRIPT ARGS...   or   -- -m MODULE ARGS..."
 
@@ -24,7 +25,16 @@ def main(argv: list[str]) -> None:
     if outcome.code:
         sys.stderr.flush()
         raise SystemExit(outcome.code)
+    os.environ[DONE] = str(os.getpid())
+    # The script imports torch when it wants to, after it has set what it wants to set.
+    after_import("torch", _watch)
     _become(rest)
+
+
+def _watch() -> None:
+    from kernelguard.guard import watch
+
+    watch()
 
 
 def _become(rest: list[str]) -> None:

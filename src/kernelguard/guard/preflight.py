@@ -30,6 +30,8 @@ from kernelguard.guard.ticket import (
     load_ticket,
 )
 
+DONE = "KERNELGUARD_PREFLIGHT_DONE"
+"""Holds the process id of a rank whose preflight is over."""
 _STATION = Path(__file__).resolve().parent / "station.py"
 # What starting a process and ending it may take beside the deadlines of its steps.
 _SLACK_S = 30.0

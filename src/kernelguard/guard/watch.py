@@ -1,0 +1,403 @@
+"""Is the model that trains the one that was admitted? Looked at when it is built and after step 1, then never again.
+
+Hooks wait for the first forward of a model in training, whatever starts it: a Trainer, TRL, axolotl, a plain loop. The
+live model is read, its first batch is looked at, the first step is traced and its kernels' calls are counted; after the
+first optimizer step everything is read once more and every hook is taken away.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kernelguard.guard import batch, live_choices, live_functions, live_layers, steptrace
+from kernelguard.guard.expectation import Expectation, Finding, expectation
+from kernelguard.guard.outcome import Outcome, RankState, describe, publish, write_json
+from kernelguard.guard.ranks import PlaceError, read_place
+from kernelguard.guard.ticket import CODE_CONFIGURATION, CODE_UNKNOWN, VARIABLE, Ticket, load_ticket
+
+_LOG = logging.getLogger("kernelguard")
+# A step of so many micro-batches without an optimizer that torch knows is over all the same.
+_MOST_FORWARDS = 512
+
+
+class Refused(SystemExit):
+    """This run must not go on; `code` is 78 or 3, `findings` say why."""
+
+    def __init__(self, code: int, findings: tuple[Finding, ...]) -> None:
+        super().__init__(code)
+        self.findings = findings
+
+    def __str__(self) -> str:
+        return "; ".join(f.what for f in self.findings)
+
+
+@dataclass
+class _Hooks:
+    """Everything that has to be taken away again."""
+
+    handles: list[Any] = field(default_factory=list)
+
+    def add(self, handle: Any) -> None:
+        self.handles.append(handle)
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+
+
+class Watch:
+    """One training run, from before its model is there until after its first step."""
+
+    def __init__(self, ticket: Ticket | None, *, on_refusal: str = "exit") -> None:
+        self.expected: Expectation = expectation(ticket)
+        self.ticket = ticket
+        self.findings: list[Finding] = []
+        self.state = "waiting"
+        """`waiting`, `first-step`, `done`."""
+        self._on_refusal = on_refusal
+        self._hooks = _Hooks()
+        self._model: Any = None
+        self._bound: tuple[live_functions.Bound, ...] = ()
+        self._hub: dict[str, str] = {}
+        self._seen = batch.Seen()
+        self._recorder = steptrace.Recorder()
+        self._counter: steptrace.CallCounter | None = None
+        self._trace: steptrace.StepTrace | None = None
+        self._batch_judged = False
+        self._forwards = 0
+
+    # --- when -----------------------------------------------------------------------------------------------------
+
+    def wait_for_any_model(self) -> None:
+        """Start with the first model that trains in this process. torch has been imported."""
+        import torch
+
+        handle = torch.nn.modules.module.register_module_forward_pre_hook(self._any_forward)
+        self._hooks.add(handle)
+        self._after_steps()
+
+    def wait_for(self, model: Any, optimizer: Any = None) -> None:
+        """Start with the first forward of this model."""
+        self._hooks.add(model.register_forward_pre_hook(self._any_forward))
+        if optimizer is not None and hasattr(optimizer, "register_step_post_hook"):
+            self._hooks.add(optimizer.register_step_post_hook(self._stepped))
+        else:
+            self._after_steps()
+
+    def _after_steps(self) -> None:
+        from torch.optim import optimizer
+
+        self._hooks.add(optimizer.register_optimizer_step_pre_hook(self._before_step))
+        self._hooks.add(optimizer.register_optimizer_step_post_hook(self._stepped))
+
+    def _any_forward(self, module: Any, _args: Any) -> None:
+        if self.state != "waiting" or not self._is_training(module):
+            return
+        # Of all modules only a few are looked at from here on: a hook on every one of them is what costs.
+        self._hooks.remove()
+        self._after_steps()
+        self.state = "first-step"
+        self._guarded(lambda: self._begin(module))
+
+    def _is_training(self, module: Any) -> bool:
+        import torch
+
+        if not module.training or not torch.is_grad_enabled():
+            return False
+        known = {path.module for path in self.expected.paths}
+        ours = any(
+            type(part).__module__ in known or any(base.__name__ == "PreTrainedModel" for base in type(part).__mro__)
+            for part in module.modules()
+        )
+        return ours and any(parameter.requires_grad for parameter in module.parameters())
+
+    def _begin(self, model: Any) -> None:
+        """The model is built, and its first step begins."""
+        self._model = model
+        self._read("when the model was built")
+        self._end_if_refused()
+        self._look_at_the_batch()
+        if not _is_compiled(model):
+            self._counter = steptrace.CallCounter(self._bound)
+        self._record()
+        self._hooks.add(model.register_forward_hook(self._first_forward_done))
+        self._hooks.add(model.register_forward_pre_hook(self._next_forward))
+
+    def _record(self) -> None:
+        problem = self._recorder.start()
+        self._trace = steptrace.StepTrace(problem=problem) if problem else None
+
+    def _first_forward_done(self, _module: Any, _args: Any, _output: Any) -> None:
+        """The batch has gone through every layer: a leak is told before anything is learned from it."""
+        if not self._batch_judged:
+            self._batch_judged = True
+            self._guarded(self._judge_batch)
+
+    def _judge_batch(self) -> None:
+        needed = [batch.SIGNAL_OF_ARGUMENT[name] for name in self._arguments()]
+        attention = str(getattr(self._config(), "_attn_implementation", "") or "")
+        self._add(batch.judge_batch(self._seen, self.expected, needed, attention, self._ends()), "in the first batch")
+        self._add(live_choices.judge_cache(self._model, self._seen.mixer_got_cache), "in the first batch")
+        self._seen = batch.Seen()
+        self._end_if_refused()
+
+    def _next_forward(self, _module: Any, _args: Any) -> None:
+        """Another micro-batch of the first step: one is enough to trace."""
+        self._forwards += 1
+        self._stop_recording()
+        if self._forwards >= _MOST_FORWARDS:
+            self._guarded(self._end_of_step)
+
+    def _before_step(self, *_arguments: Any) -> None:
+        if self.state == "first-step":
+            self._stop_recording()
+
+    def _stop_recording(self) -> None:
+        if self._recorder.running:
+            self._guarded(self._take_trace)
+
+    def _take_trace(self) -> None:
+        self._trace = self._recorder.stop()
+
+    def _stepped(self, *_arguments: Any) -> None:
+        # A discriminator or a probe may step before the model that is watched has had its backward.
+        if self.state == "first-step" and (self._trace is not None or self._recorder.running):
+            self._stop_recording()
+            self._guarded(self._end_of_step)
+
+    def end_of_step(self) -> None:
+        """The first step is over, whoever says so."""
+        self._stop_recording()
+        self._guarded(self._end_of_step)
+
+    def _end_of_step(self) -> None:
+        """The first step is over: judge it, read everything again, and go away."""
+        self.close()
+        counts = self._counter.counts if self._counter is not None else {}
+        before = {(entry.module, entry.symbol): entry.value for entry in self._bound}
+        self._add(steptrace.judge_trace(self._trace or steptrace.StepTrace(), counts, self.expected), "in step 1")
+        hub = dict(self._hub)
+        self._read("after step 1")
+        self._add(self._drifted(before, hub), "after step 1")
+        self._write()
+        self._model = None
+        self._end_if_refused()
+        print(self.summary(), file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Take every hook away and put every kernel back."""
+        self.state = "done"
+        self._hooks.remove()
+        if self._counter is not None:
+            self._counter.restore()
+        if self._recorder.running:
+            self._trace = self._recorder.stop()
+
+    # --- what -----------------------------------------------------------------------------------------------------
+
+    def _read(self, when: str) -> None:
+        """Everything that can be read from the live model."""
+        model, expected = self._model, self.expected
+        self._bound = live_functions.read_bound(model, expected)
+        self._hub = {name: _name_of(live_layers.replaced_by(layer)) for name, layer in live_layers.hub_layers(model)}
+        self._add(live_functions.judge_bound(self._bound, expected), when)
+        self._add(live_functions.judge_layers(model, expected), when)
+        self._add(live_functions.judge_globals(model), when)
+        self._add(live_layers.judge_hub(model, expected), when)
+        self._add(live_layers.judge_liger(model, expected), when)
+        self._add(live_layers.judge_classes(model, expected), when)
+        self._add(live_choices.judge_attention(model, expected), when)
+        self._add(live_choices.judge_experts(model, expected), when)
+        self._add(live_choices.judge_quantization(model), when)
+        self._add(live_choices.judge_export(model), when)
+
+    def _drifted(self, before: dict[tuple[str, str], str], hub: dict[str, str]) -> Iterator[Finding]:
+        """What is bound to something else than when the model was built (row 8)."""
+        for entry in self._bound:
+            was = before.get((entry.module, entry.symbol))
+            if was is not None and was != entry.value:
+                what = f"{entry.symbol} was {was} when the model was built, and is {entry.value} after step 1"
+                yield Finding("rebound", "fail", what, "another model in this process rebinds what all share")
+        for name, now in self._hub.items():
+            if name in hub and hub[name] != now:
+                own = "its own forward"
+                what = f"{name} ran {hub[name] or own} when the model was built, and {now or own} after step 1"
+                yield Finding("rebound", "fail", what, "call model.train() once, before training")
+
+    def _arguments(self) -> Iterable[str]:
+        """The kernel arguments that keep samples apart, of the kernels that are bound."""
+        names = []
+        for entry in self._bound:
+            if entry.package == "mamba_ssm" or entry.symbol == "causal_conv1d_fn":
+                names.append("seq_idx")
+            elif entry.package == "fla":
+                names.append("cu_seqlens")
+        return dict.fromkeys(names)
+
+    def _look_at_the_batch(self) -> None:
+        """Remember what the embedding, one recurrent layer and one attention layer are first called with."""
+        parts = live_choices.sub_models(self._model)
+        inner = parts[0][1] if parts else self._model
+        try:
+            embedding = inner.get_input_embeddings()
+        except (AttributeError, NotImplementedError):
+            embedding = None
+        if embedding is not None:
+            self._hooks.add(embedding.register_forward_pre_hook(self._saw_ids))
+        for _, part in parts:
+            if part is not self._model:
+                self._hooks.add(part.register_forward_pre_hook(self._saw_call, with_kwargs=True))
+        owners = live_functions.owners_of(self._model, self._bound)
+        for layer in owners:
+            self._hooks.add(layer.register_forward_pre_hook(self._saw_mixer, with_kwargs=True))
+        attention = next((m for m in self._model.modules() if type(m).__name__.endswith("Attention")), None)
+        if attention is not None:
+            self._hooks.add(attention.register_forward_pre_hook(self._saw_attention, with_kwargs=True))
+        for layer in live_functions.decoder_layers(self._model):
+            self._hooks.add(layer.register_forward_pre_hook(self._saw_call, with_kwargs=True))
+
+    def _saw_ids(self, _module: Any, args: Any) -> None:
+        if self._seen.input_ids is None and args and hasattr(args[0], "dim"):
+            self._seen.input_ids = args[0].detach()
+
+    def _saw_call(self, _module: Any, _args: Any, kwargs: Any) -> None:
+        ids = kwargs.get("position_ids")
+        if self._seen.position_ids is None and hasattr(ids, "dim"):
+            self._seen.position_ids = ids.detach()
+
+    def _saw_mixer(self, _module: Any, _args: Any, kwargs: Any) -> None:
+        self._seen.mixers += 1
+        if any(kwargs.get(name) is not None for name in ("cache", "cache_params", "past_key_values", "past_key_value")):
+            self._seen.mixer_got_cache = True
+        for name in ("seq_idx", "cu_seq_lens_q", "cu_seqlens"):
+            if name not in self._seen.mixer and hasattr(kwargs.get(name), "dim"):
+                self._seen.mixer[name] = kwargs[name].detach()
+
+    def _saw_attention(self, _module: Any, args: Any, kwargs: Any) -> None:
+        if self._seen.attention:
+            return
+        names = live_functions.signature_names(type(_module).forward)[1:]
+        given = {**dict(zip(names, args)), **kwargs}
+        self._seen.attention = {name: given.get(name) for name in ("attention_mask", "cu_seq_lens_q", "position_ids")}
+
+    def _config(self) -> Any:
+        parts = live_choices.sub_models(self._model)
+        return parts[0][1].config if parts else None
+
+    def _ends(self) -> tuple[int, ...]:
+        eos = getattr(self._config(), "eos_token_id", None)
+        return tuple(eos) if isinstance(eos, (list, tuple)) else (eos,) if isinstance(eos, int) else ()
+
+    # --- and then -------------------------------------------------------------------------------------------------
+
+    def _add(self, findings: Iterable[Finding], when: str) -> None:
+        for finding in findings:
+            if not any(f.row == finding.row and f.what.startswith(finding.what) for f in self.findings):
+                self.findings.append(Finding(finding.row, finding.status, f"{finding.what} ({when})", finding.fix))
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        """A surprise in here must not look like one of the training's own, and is no pass either."""
+        try:
+            action()
+        except Refused:
+            raise
+        except Exception as error:  # noqa: BLE001  # reported word for word, as "cannot tell"
+            _LOG.exception("kernelguard could not look at the model")
+            self.findings.append(
+                Finding("cannot-read", "unknown", f"kernelguard failed: {type(error).__name__}: {error}")
+            )
+            self.close()
+            self._write()
+            self._end_if_refused()
+
+    def refused(self) -> int:
+        """The exit code that the findings come to."""
+        statuses = {finding.status for finding in self.findings}
+        if "fail" in statuses:
+            return CODE_CONFIGURATION
+        # Without a ticket nobody has promised anything: what cannot be told is said, and the run goes on.
+        return CODE_UNKNOWN if "unknown" in statuses and self.expected.ticketed else 0
+
+    def _end_if_refused(self) -> None:
+        code = self.refused()
+        if not code:
+            return
+        self.close()
+        findings = tuple(f for f in self.findings if f.status != "warn")
+        if self._on_refusal == "raise":
+            raise Refused(code, findings)
+        self._publish(code, findings)
+        sys.stdout.flush()
+        # Not an exception: another rank waits in a collective, and this one's own threads may never end.
+        os._exit(code)
+
+    def _publish(self, code: int, findings: tuple[Finding, ...]) -> None:
+        try:
+            place = read_place(os.environ)
+            rank, host = place.rank, place.host
+        except PlaceError:
+            rank, host = 0, ""
+        fixes = tuple(f"{f.what}. {f.fix}" if f.fix else f.what for f in findings)
+        outcome = Outcome(
+            code=code,
+            summary=f"rank {rank}: {findings[0].what}",
+            ranks=(RankState(rank=rank, host=host, state="drifted", detail=", ".join(f.row for f in findings)),),
+            phase="training",
+            causes=fixes,
+        )
+        print(describe(outcome), file=sys.stderr, flush=True)
+        publish(outcome, self.ticket.run_dir if self.ticket is not None else "", speak=True)
+
+    def document(self) -> dict[str, Any]:
+        """What was found, for the run's files."""
+        return {
+            "schema": 1,
+            "state": self.state,
+            "findings": [{"row": f.row, "status": f.status, "what": f.what, "fix": f.fix} for f in self.findings],
+            "bound": {f"{e.module}.{e.symbol}": e.value for e in self._bound},
+            "hub": self._hub,
+            "kernels": dict(self._trace.kernels) if self._trace is not None else {},
+        }
+
+    def _write(self) -> None:
+        if self.ticket is None:
+            return
+        path = Path(self.ticket.run_dir) / "ranks" / f"{os.environ.get('RANK', '0')}.training.json"
+        problem = write_json(path, self.document())
+        if problem:
+            _LOG.warning("%s", problem)
+
+    def summary(self) -> str:
+        """One line and what to know, for a person."""
+        bound = ", ".join(f"{e.symbol}: {e.mechanism}" for e in self._bound) or "no kernels declared"
+        lines = [f"kernelguard: after step 1 the model is as it was admitted ({bound})"]
+        lines += [f"  note: {f.what}" for f in self.findings]
+        return "\n".join(lines)
+
+
+def _name_of(function: Any) -> str:
+    from kernelguard.workers import bound
+
+    return "" if function is None else bound.dotted(function)
+
+
+def _is_compiled(model: Any) -> bool:
+    parts = model.modules()
+    return any(type(m).__name__ == "OptimizedModule" or getattr(m, "_compiled_call_impl", None) for m in parts)
+
+
+def current_ticket() -> Ticket | None:
+    """The ticket of the launcher that started this process, if one did.
+
+    Raises:
+        TicketError: it cannot be used.
+    """
+    path = os.environ.get(VARIABLE, "")
+    return load_ticket(path) if path else None

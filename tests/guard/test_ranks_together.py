@@ -1,0 +1,285 @@
+"""Real ranks, real faults: the code they all end with, which rank and what cause is named, and that nobody waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import group
+import pytest
+from faults import Packages
+
+from crafted import without
+from kernelguard.guard import ticket as tickets
+from observed import Interpreter
+
+pytestmark = pytest.mark.observed
+# Beyond its deadline a rank may take this long to start Python and to end.
+SLACK_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def env(tmp_path_factory: pytest.TempPathFactory) -> Interpreter:
+    return group.light(tmp_path_factory.mktemp("interpreter") / "env", Packages().working())
+
+
+@pytest.fixture(scope="module")
+def base(env: Interpreter, tmp_path_factory: pytest.TempPathFactory) -> tickets.Ticket:
+    return group.make_ticket(env, tmp_path_factory.mktemp("base"))
+
+
+def test_equal_ranks_start_and_the_script_finds_a_process_in_which_nothing_was_imported(
+    env: Interpreter, base: tickets.Ticket, tmp_path: Path
+) -> None:
+    ticket = replace(base, run_dir=str(tmp_path / "run"), probes=(group.CONVOLUTION,))
+    ended = group.run_group(env, ticket, tmp_path)
+    assert ended.codes == {0: 0, 1: 0}, ended.err
+    assert [rank.out for rank in ended.ranks.values()] == [
+        "trained 0 False ['--steps', '1']\n",
+        "trained 1 False ['--steps', '1']\n",
+    ]
+    assert ended.outcome["code"] == 0
+    assert [row["state"] for row in ended.outcome["ranks"]] == ["ok", "ok"]
+    assert ended.err.count("kernelguard: go") == 1
+    told = json.loads((tmp_path / "run/ranks/1.json").read_text())
+    assert told["passed"] == ["probe of causal_conv1d_fn"]
+    assert told["fields"]["causal_conv1d_fn in modeling_tiny"] == "package causal_conv1d.causal_conv1d_fn"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with rank 1 alone, and what has to be said."""
+
+    code: int
+    said: tuple[str, ...]
+    """Words that the outcome has to have."""
+    packages: Callable[[], Mapping[str, str]] | None = None
+    """Files in front of rank 1's path."""
+    variables: Mapping[str, str] | None = None
+    probe: bool = False
+    state: str = "differs"
+    limits: tickets.Deadlines = group.QUICK
+
+
+FAULTS = {
+    "broken-conv1d": Fault(
+        78,
+        ("rank 1", "causal_conv1d_fn", "ImportError: undefined symbol: _ZN3c104cuda9SetDeviceEi"),
+        packages=Packages.broken_conv1d,
+    ),
+    "another-fla": Fault(78, ("rank 1", "version of fla-core is 0.5.1", "0.6.0"), packages=Packages.another_fla),
+    "another-transformers": Fault(
+        78, ("rank 1", "version of transformers is 5.16.1"), packages=Packages.another_transformers
+    ),
+    "a-package-that-raises-where-it-should-hide": Fault(
+        78, ("rank 1", "chunk_gated_delta_rule", "ModuleNotFoundError: No module named 'triton'"),
+        packages=Packages.fla_without_triton,
+    ),
+    "crash-at-import": Fault(
+        78, ("rank 1", "causal_conv1d_fn", "SIGSEGV"), packages=Packages.crashing_conv1d, state="differs"
+    ),
+    "dies-in-the-probe": Fault(
+        75, ("rank 1", "probe of causal_conv1d_fn", "SIGSEGV"), variables={"FAULT": "segv"}, probe=True, state="fault"
+    ),
+    "wrong-numbers": Fault(
+        75, ("rank 1", "probe of causal_conv1d_fn", "wrong"), variables={"FAULT": "wrong"}, probe=True, state="fault"
+    ),
+    "hangs-in-the-probe": Fault(
+        3, ("rank 1", "could not tell", "did not end within"), variables={"FAULT": "hang"}, probe=True,
+        state="unknown", limits=replace(group.QUICK, probe_s=20.0),
+    ),
+    "garbage-in-the-result": Fault(
+        3, ("rank 1", "could not tell", "no result that can be read"), variables={"FAULT": "garbage"}, probe=True,
+        state="unknown",
+    ),
+    "another-switch": Fault(
+        78, ("rank 1", "USE_HUB_KERNELS is 0"), variables={"USE_HUB_KERNELS": "0"}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FAULTS)
+def test_one_rank_is_different(name: str, env: Interpreter, base: tickets.Ticket, tmp_path: Path) -> None:
+    fault = FAULTS[name]
+    variables = dict(fault.variables or {})
+    if fault.packages is not None:
+        variables["PYTHONPATH"] = str(group.write(tmp_path / "front", fault.packages()))
+    probes = (group.CONVOLUTION,) if fault.probe else ()
+    ticket = replace(base, run_dir=str(tmp_path / "run"), probes=probes, deadlines=fault.limits)
+    ended = group.run_group(env, ticket, tmp_path, variables={1: variables})
+    assert ended.codes == {0: fault.code, 1: fault.code}, ended.err
+    outcome = ended.outcome
+    told = " ".join([outcome["summary"], *outcome["causes"]])
+    assert [word for word in fault.said if word not in told] == [], json.dumps(outcome, indent=1)
+    assert [row["state"] for row in outcome["ranks"]] == ["ok", fault.state]
+    assert outcome["nodes_at_fault"] == ([socket.gethostname()] if fault.code == 75 else [])
+    assert ended.seconds < fault.limits.total_s + SLACK_S
+    assert not any(rank.out for rank in ended.ranks.values()), "a script ran"
+
+
+@pytest.mark.thorough
+def test_a_rank_without_the_package(env: Interpreter, base: tickets.Ticket, tmp_path: Path) -> None:
+    bare = group.light(tmp_path / "bare", without(Packages().working(), "fla", "flash"))
+    ticket = replace(base, run_dir=str(tmp_path / "run"))
+    ended = group.run_group({0: env, 1: bare}, ticket, tmp_path)
+    assert ended.codes == {0: 78, 1: 78}, ended.err
+    told = " ".join(ended.outcome["causes"])
+    assert "rank 1: version of fla-core is absent, 0.6.0 was verified" in told
+    assert "fla is not installed here" in told
+    table = {row["field"]: row["values"] for row in ended.outcome["differing"]}
+    assert table["version of fla-core"] == {"0.6.0": [0], "absent": [1]}
+    # Only what differs is shown.
+    assert "version of causal-conv1d" not in table
+
+
+@pytest.mark.thorough
+def test_ranks_are_compared_with_each_other_where_nothing_was_verified(env: Interpreter, tmp_path: Path) -> None:
+    front = group.write(tmp_path / "front", Packages.another_fla())
+    ended = group.run_group(env, None, tmp_path, world=3, variables={2: {"PYTHONPATH": str(front)}})
+    assert set(ended.codes.values()) == {78}, ended.err
+    assert "rank 2: version of fla-core is 0.5.1, 0.6.0 elsewhere" in ended.ranks[0].err
+    # Nobody asked for files.
+    assert not ended.run_dir.exists()
+
+
+@pytest.mark.thorough
+def test_wrong_numbers_everywhere_are_no_nodes_fault(env: Interpreter, base: tickets.Ticket, tmp_path: Path) -> None:
+    ticket = replace(base, run_dir=str(tmp_path / "run"), probes=(group.CONVOLUTION,))
+    both = {rank: {"FAULT": "wrong"} for rank in (0, 1)}
+    ended = group.run_group(env, ticket, tmp_path, variables=both)
+    assert ended.codes == {0: 78, 1: 78}, ended.err
+    assert ended.outcome["nodes_at_fault"] == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("absent", [1, 0])
+def test_a_rank_that_never_starts(absent: int, env: Interpreter, base: tickets.Ticket, tmp_path: Path) -> None:
+    limits = replace(group.QUICK, rendezvous_s=25.0, fingerprint_s=30.0, probe_s=5.0)
+    ticket = replace(base, run_dir=str(tmp_path / "run"), deadlines=limits)
+    ended = group.run_group(env, ticket, tmp_path, world=3, starting=[r for r in range(3) if r != absent])
+    assert set(ended.codes.values()) == {75}, ended.err
+    told = " ".join([ended.outcome["summary"], *ended.outcome["causes"]])
+    assert (f"rank {absent}" if absent else "127.0.0.1") in told
+    assert ended.seconds < limits.total_s + SLACK_S
+    if absent:
+        assert [row["state"] for row in ended.outcome["ranks"]] == ["ok", "missing", "ok"]
+        assert ended.outcome["nodes_at_fault"] == ["node 1"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("victim", ["rank", "preflight"])
+def test_a_rank_that_dies_in_between(victim: str, env: Interpreter, base: tickets.Ticket, tmp_path: Path) -> None:
+    limits = replace(group.QUICK, rendezvous_s=25.0, fingerprint_s=30.0, probe_s=15.0)
+    ticket = replace(base, run_dir=str(tmp_path / "run"), deadlines=limits, probes=(group.CONVOLUTION,))
+
+    def kill(processes: dict[int, subprocess.Popen[str]]) -> None:
+        station = group.wait_for_child(processes[1].pid, "station.py", "/workers/probe.py")
+        os.kill(processes[1].pid if victim == "rank" else station, signal.SIGKILL)
+
+    # It arrives, and dies while its probe hangs.
+    ended = group.run_group(env, ticket, tmp_path, variables={1: {"FAULT": "hang"}}, during=kill)
+    assert ended.codes[0] == 75, ended.err
+    assert ended.codes[1] == (-signal.SIGKILL if victim == "rank" else 75)
+    assert "rank 1 on" in " ".join(ended.outcome["causes"]) or victim == "preflight"
+    assert "rank 1" in ended.outcome["summary"]
+    assert socket.gethostname() in ended.outcome["nodes_at_fault"]
+    assert ended.seconds < limits.total_s + SLACK_S
+    # Nothing of it goes on: a probe would still hold the GPU.
+    assert group.processes_in(tmp_path) == []
+
+
+@pytest.mark.thorough
+def test_the_rendezvous_port_is_taken(env: Interpreter, base: tickets.Ticket, tmp_path: Path) -> None:
+    limits = replace(group.QUICK, rendezvous_s=20.0)
+    ticket = replace(base, run_dir=str(tmp_path / "run"), deadlines=limits)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        # It accepts, and never says a word.
+        taken.listen()
+        port = taken.getsockname()[1]
+        ended = group.run_group(env, ticket, tmp_path, port=port)
+    assert ended.codes == {0: 75, 1: 75}, ended.err
+    assert f"port {port} on {socket.gethostname()} is taken by another program" in ended.ranks[0].err
+    assert "does not answer as a store does" in ended.ranks[1].err
+    assert ended.seconds < limits.total_s + SLACK_S
+
+
+@pytest.mark.thorough
+def test_a_disk_that_cannot_be_written_changes_no_verdict(
+    env: Interpreter, base: tickets.Ticket, tmp_path: Path
+) -> None:
+    # Not even root can make a folder there.
+    ticket = replace(base, run_dir="/proc/kernelguard/run")
+    good = group.run_group(env, ticket, tmp_path / "good")
+    assert good.codes == {0: 0, 1: 0}, good.err
+    front = group.write(tmp_path / "front", Packages.another_fla())
+    bad = group.run_group(env, ticket, tmp_path / "bad", variables={1: {"PYTHONPATH": str(front)}})
+    assert bad.codes == {0: 78, 1: 78}, bad.err
+    for ended, code in ((good, 0), (bad, 78)):
+        for rank in ended.ranks.values():
+            lines = [line for line in rank.err.splitlines() if line.startswith(tickets.OUTCOME_LINE)]
+            assert [json.loads(line[len(tickets.OUTCOME_LINE) :])["code"] for line in lines] == [code]
+            assert "/proc/kernelguard/run/outcome.json cannot be written" in rank.err
+
+
+@pytest.mark.thorough
+def test_a_signal_ends_the_rank_and_all_its_children(env: Interpreter, base: tickets.Ticket, tmp_path: Path) -> None:
+    ticket = replace(base, run_dir=str(tmp_path / "run"), probes=(group.CONVOLUTION,))
+
+    def stop(processes: dict[int, subprocess.Popen[str]]) -> None:
+        group.wait_for_child(processes[0].pid, "station.py", "/workers/probe.py")
+        processes[0].send_signal(signal.SIGTERM)
+
+    ended = group.run_group(env, ticket, tmp_path, world=1, variables={0: {"FAULT": "hang"}}, during=stop)
+    assert ended.codes == {0: -signal.SIGTERM}
+    assert group.processes_in(tmp_path) == []
+
+
+@pytest.mark.thorough
+def test_torchrun_starts_the_ranks_and_its_own_store_is_used(
+    env: Interpreter, base: tickets.Ticket, tmp_path: Path
+) -> None:
+    """Two ranks that train together afterwards, through the same address."""
+    (tmp_path / "train.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "x = torch.ones(1)\n"
+        "dist.all_reduce(x)\n"
+        "print('sum', int(x))\n"
+        "dist.destroy_process_group()\n"
+    )
+    ticket = replace(base, run_dir=str(tmp_path / "run"))
+    (tmp_path / "ticket.json").write_text(tickets.dumps(ticket))
+    argv = [str(env.python), "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
+    argv += [str(group.free_port()), "-m", "kernelguard.guard", "--", "train.py"]
+    variables = {**os.environ, tickets.VARIABLE: str(tmp_path / "ticket.json"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(argv, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum 2") == 2
+    assert json.loads((tmp_path / "run/outcome.json").read_text())["code"] == 0
+
+
+@pytest.mark.thorough
+def test_without_torchrun_the_training_meets_at_the_same_address(
+    env: Interpreter, base: tickets.Ticket, tmp_path: Path
+) -> None:
+    """Rank 0 serves the guard's store and then the training's, at one port: nobody may join the wrong one."""
+    script = (
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "x = torch.ones(1)\n"
+        "dist.all_reduce(x)\n"
+        "print('sum', int(x))\n"
+        "dist.destroy_process_group()\n"
+    )
+    ticket = replace(base, run_dir=str(tmp_path / "run"))
+    ended = group.run_group(env, ticket, tmp_path, world=3, script=script)
+    assert ended.codes == {0: 0, 1: 0, 2: 0}, ended.err
+    assert [rank.out for rank in ended.ranks.values()] == ["sum 3\n"] * 3
