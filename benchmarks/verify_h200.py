@@ -1,6 +1,6 @@
 """What `verify` measures on one H200, as committed under `benchmarks/results/`.
 
-    python3 benchmarks/verify_h200.py --out DIR [--work DIR] [--budget 480] [--items 1,2,3,4] [--device cuda]
+    python3 benchmarks/verify_h200.py --out DIR [--work DIR] [--budget 480] [--items 1,2,3,4,5] [--resume DIR]
 
 It needs folders with the packages to measure, made by `verify_h200.sh`: WORK/new (triton 3.7.1, fla 0.6.0, liger,
 causal-conv1d), WORK/stock (fla 0.6.0 alone, for the interpreter's own triton) and WORK/old (fla-core 0.4.1 alone).
@@ -9,6 +9,7 @@ causal-conv1d), WORK/stock (fla 0.6.0 alone, for the interpreter's own triton) a
 2. fla 0.6.0 on the interpreter's triton (3.6.0): what it says.
 3. fla-core 0.4.1 on that triton: every configuration, several head counts and lengths, every tensor.
 4. packed isolation of transformers with single signals and with all of them, and a profiler trace of one step.
+5. the GPU kernels that fla's KDA, torch's grouped product and flex attention, and the one-token forms launch.
 
 Each item is one verdict document (`schemas/verdict.schema.json`), rewritten after every kernel, so that a run that is
 cut short loses only what it was doing. Items 2 and 3 run beside 1 and 4 when asked for together: compiling takes long.
@@ -39,14 +40,16 @@ from kernelguard.observe.process import run_worker  # noqa: E402
 from kernelguard.observe.values import Environment  # noqa: E402
 from kernelguard.trace import fast_paths, read_trace  # noqa: E402
 from kernelguard.trace.names import unexplained  # noqa: E402
-from kernelguard.verify.files import to_document  # noqa: E402
+from kernelguard.verify.cache import cache_variables  # noqa: E402
+from kernelguard.verify.files import load_verdict, to_document  # noqa: E402
 from kernelguard.verify.findings import findings  # noqa: E402
-from kernelguard.verify.fingerprint import binary_digests, fingerprint  # noqa: E402
+from kernelguard.verify.fingerprint import binary_digests, fingerprint, record_digests  # noqa: E402
 from kernelguard.verify.isolation import run_isolation  # noqa: E402
+from kernelguard.verify.merge import earlier_of, same_ground  # noqa: E402
 from kernelguard.verify.plan import ODD, RAGGED, TOKENWISE_ROWS  # noqa: E402
 from kernelguard.verify.probing import run_probe  # noqa: E402
 from kernelguard.verify.requests import Case, ProbeRequest  # noqa: E402
-from kernelguard.verify.values import Verdict  # noqa: E402
+from kernelguard.verify.values import Outcome, ProbeResult, Verdict  # noqa: E402
 
 SIGNALS = ("position_ids", "cu_seq_lens_q", "seq_idx")
 GATED = ("fla", "fla.ops.gated_delta_rule", "chunk_gated_delta_rule", "gated_delta_rule")
@@ -63,14 +66,45 @@ class Item:
         self.options = options
         self.level = level
         self.environ = {**os.environ, "PYTHONPATH": str(folder), "TRITON_CACHE_DIR": f"{options.work}/cache-{name}"}
+        if options.cache is not None and folder.name == "new":
+            self.environ |= cache_variables(options.cache)
         self.environment = look(folder)
         self.requests: list[ProbeRequest] = []
-        self.verdict = Verdict(level=level, fingerprint=fingerprint(self.environment, (), model_type="", binaries={}))
-        self.digests = binary_digests(self.environment)
+        self.digests = {
+            "binaries": binary_digests(self.environment),
+            "records": record_digests(self.environment),
+        }
+        prints = fingerprint(self.environment, (), model_type="qwen3_5", **self.digests)
+        self.verdict = Verdict(level=level, fingerprint=prints)
         self.began = time.monotonic()
         self.lock = threading.Lock()
+        self.earlier = self._earlier()
 
-    def probe(self, request: ProbeRequest, *, timeout: float, shards: int = 1) -> None:
+    def _earlier(self) -> Verdict | None:
+        """The document of an earlier run under the same fingerprint: a machine may be given back before the end."""
+        file = (self.options.resume or Path()) / f"verify-h200-{self.name}.json"
+        if self.options.resume is None or not file.exists():
+            return None
+        verdict = load_verdict(file)
+        if not same_ground(verdict.fingerprint, self.verdict.fingerprint):
+            self.problem("an earlier document has another fingerprint, so nothing of it was taken over")
+            return None
+        return verdict
+
+    def before(self, request: ProbeRequest) -> ProbeResult | None:
+        """What the earlier run measured of this kernel."""
+        return earlier_of(self.earlier, request, self.verdict.fingerprint)
+
+    def keep(self, request: ProbeRequest) -> bool:
+        """Take an earlier measurement over as it is, if nothing is missing from it."""
+        found = self.before(request)
+        whole = found is not None and {c.name for c in request.cases} <= {c.name for c in found.cases}
+        if found is None or not whole or found.unmeasured_configurations or found.outcome is not Outcome.RIGHT:
+            return False
+        self.add(request, found)
+        return True
+
+    def probe(self, request: ProbeRequest, *, timeout: float, shards: int = 1, compiled: bool | None = None) -> None:
         """Measure one kernel and write the document."""
         timeout = min(timeout, left(self.options))
         if timeout < 5.0:
@@ -83,17 +117,24 @@ class Item:
             device=self.options.device,
             environ=self.environ,
             shards=shards,
+            compiled=compiled,
+            earlier=self.before(request),
             progress=lambda text: say(f"{self.name}: {text}"),
         )
-        with self.lock:
-            self.requests.append(request)
-            self.verdict = replace(self.verdict, probes=(*self.verdict.probes, result))
-            self.write()
+        self.add(request, result)
         wrong = ", ".join(f"{c.kernel} {c.config}" for c in result.wrong_configurations)
         states = [c.state for c in result.configurations]
         told = f"{request.symbol} {result.outcome} after {result.seconds:.0f} s: {result.reason}"
         counts = f"{states.count('right')} right, {states.count('not-measured')} not measured, of {len(states)}"
         say(f"{self.name}: {told} (configurations: {counts}; wrong: {wrong or 'none'})")
+        say(f"{self.name}: {request.symbol} {dict(result.backends)} {result.forward_kernels} {result.backward_kernels}")
+
+    def add(self, request: ProbeRequest, result: ProbeResult) -> None:
+        """One more kernel in the document."""
+        with self.lock:
+            self.requests.append(request)
+            self.verdict = replace(self.verdict, probes=(*self.verdict.probes, result))
+            self.write()
 
     def problem(self, text: str) -> None:
         """Something that could not be measured."""
@@ -105,7 +146,7 @@ class Item:
         """The document as it is now."""
         self.verdict = replace(
             self.verdict,
-            fingerprint=fingerprint(self.environment, self.requests, model_type="qwen3_5", binaries=self.digests),
+            fingerprint=fingerprint(self.environment, self.requests, model_type="qwen3_5", **self.digests),
             seconds=time.monotonic() - self.began,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
@@ -144,10 +185,14 @@ def model(options: argparse.Namespace) -> dict[str, Any]:
     return text
 
 
-def request(place: tuple[str, str, str, str], cases: Sequence[Case], *, trains: bool = True) -> ProbeRequest:
+def request(
+    place: tuple[str, str, str, str], cases: Sequence[Case], *, trains: bool = True, backward: bool = True
+) -> ProbeRequest:
     """One kernel: (package, module, symbol, operation)."""
     package, module, symbol, op = place
-    return ProbeRequest(symbol=symbol, package=package, module=module, op=op, cases=tuple(cases), trains=trains)
+    return ProbeRequest(
+        symbol=symbol, package=package, module=module, op=op, cases=tuple(cases), trains=trains, backward=backward
+    )
 
 
 def delta(heads: int, size: int, *, keys: int = 0) -> Mapping[str, Any]:
@@ -207,27 +252,68 @@ def good_stack(options: argparse.Namespace) -> None:
             1,
         ),
     ]
-    # The model's own kernel first: it is the most valuable, and it fills the cache for the isolation after it.
-    item.probe(
+    # The model's own kernel first: it is the most valuable.
+    delta_cases = [
+        Case(name="ragged", lengths=RAGGED, shape=shape, packed=True, force=True),
+        Case(name="training", lengths=packed, shape=shape, packed=True, repeats=2, force=True),
+    ]
+    if item.before(request(GATED, delta_cases)) is None:
+        delta_cases.insert(1, Case(name="odd", lengths=ODD, shape=shape, force=True))
+    with ThreadPoolExecutor(options.light + 1) as pool:
+        first = pool.submit(
+            item.probe, request(GATED, delta_cases), timeout=0.58 * options.budget, shards=options.shards
+        )
+        jobs = [pool.submit(item.probe, asked, timeout=120.0, shards=shards) for asked, shards in light]
+        for job in (first, *jobs):
+            job.result()
+
+
+def kernel_names(options: argparse.Namespace) -> None:
+    """Item 5: kernels that item 1 does not need, each with one pinned configuration, for the names that they launch."""
+    text = model(options)
+    item = Item("names", options, options.work / "new", level=options.level)
+    shape = delta(text["linear_num_value_heads"], text["linear_value_head_dim"])
+    experts = {"experts": 16, "hidden": 2048, "intermediate": 512}
+    attention = {"q_heads": text["num_attention_heads"], "kv_heads": text["num_key_value_heads"]}
+    attention["head_dim"] = text["head_dim"]
+    jobs = [
         request(
-            GATED,
-            [
-                Case(name="ragged", lengths=RAGGED, shape=shape, packed=True, force=True),
-                Case(name="odd", lengths=ODD, shape=shape, force=True),
-                Case(name="training", lengths=packed, shape=shape, packed=True, repeats=2),
-            ],
+            ("fla", "fla.ops.kda", "chunk_kda", "kda"),
+            [Case(name="ragged", lengths=RAGGED, shape=shape, packed=True, pin=0)],
         ),
-        timeout=0.58 * options.budget,
-        shards=options.shards,
-    )
+        request(
+            ("torch", "torch.nn.functional", "grouped_mm", "grouped_mm"),
+            [Case(name="rows", lengths=TOKENWISE_ROWS, shape=experts)],
+        ),
+        request(
+            ("torch", "torch.nn.attention.flex_attention", "flex_attention", "flex"),
+            [Case(name="ragged", lengths=RAGGED, shape=attention, packed=True, pin=0)],
+        ),
+        request(
+            ("causal_conv1d", "causal_conv1d", "causal_conv1d_update", "causal_conv1d_update"),
+            [
+                Case(
+                    name="one token",
+                    lengths=(1,),
+                    shape={"channels": 10240, "width": 4, "activation": "silu", "bias": False},
+                    state=True,
+                    batch=2,
+                )
+            ],
+            trains=False,
+            backward=False,
+        ),
+        request(
+            ("fla", "fla.ops.kda", "fused_recurrent_kda", "recurrent_kda"),
+            [Case(name="one token", lengths=(1,), shape=shape, state=True, batch=2, pin=0)],
+            trains=False,
+        ),
+    ]
     with ThreadPoolExecutor(options.light) as pool:
-        list(pool.map(lambda job: item.probe(job[0], timeout=120.0, shards=job[1]), light))
-    if left(options) > 90.0:
-        grouped = [Case(name="grouped", lengths=RAGGED, shape=delta(heads, size, keys=keys), packed=True, repeats=2)]
-        item.probe(request(GATED, grouped), timeout=120.0)
+        for job in [pool.submit(item.probe, asked, timeout=100.0, compiled=True) for asked in jobs]:
+            job.result()
 
 
-_SDPA = ("torch", "torch.nn.functional", "scaled_dot_product_attention", "sdpa")
 _LIGER = "liger_kernel.transformers.functional"
 
 
@@ -258,12 +344,18 @@ def silent_stack(options: argparse.Namespace) -> None:
         shape = delta(count, size)
         cases = [
             Case(name=f"H={count} odd", lengths=ODD, shape=shape, force=True),
-            Case(name=f"H={count} T={long}", lengths=(long,), shape=shape, force=number == 0, repeats=2),
+            Case(name=f"H={count} T={long}", lengths=(long,), shape=shape, force=True, repeats=2),
         ]
         if number == 0:
             cases.insert(1, Case(name=f"H={count} ragged", lengths=RAGGED, shape=shape, packed=True, force=True))
+        asked = request(GATED, cases)
+        if item.keep(asked):
+            continue
+        if item.before(asked) is not None:
+            # The short ones are done; what is missing has its key at the long one.
+            asked = replace(asked, cases=asked.cases[-1:])
         if left(options) > 45.0:
-            item.probe(request(GATED, cases), timeout=(0.6, 0.3, 0.2)[number] * options.budget, shards=options.shards)
+            item.probe(asked, timeout=left(options), shards=options.shards, compiled=False)
         else:
             item.problem(f"H={count} was not measured: the time was used up")
 
@@ -274,7 +366,7 @@ def isolation(options: argparse.Namespace) -> None:
     item = Item("isolation", options, options.work / "new", level=options.level)
     item.environ["TRITON_CACHE_DIR"] = f"{options.work}/cache-fla060-triton371"
     part = SubModel(path="text_config", model_type=text["model_type"], raw=text)
-    sets = [(SIGNALS, "")]
+    sets: list[tuple[tuple[str, ...], str]] = [(SIGNALS, "")]
     sets += [((name,), f"all but {name}") for name in SIGNALS]
     sets += [(tuple(s for s in SIGNALS if s != out), out) for out in SIGNALS]
     small = options.device != "cuda"
@@ -363,7 +455,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("/tmp/verify-h200"))  # noqa: S108
     parser.add_argument("--budget", type=float, default=480.0, help="seconds for everything")
-    parser.add_argument("--items", default="1,2,3,4")
+    parser.add_argument("--items", default="1,2,3,4,5")
+    parser.add_argument("--resume", type=Path, help="a folder of documents of an earlier run: measure what they lack")
+    parser.add_argument("--cache", type=Path, help="what `kernelguard verify --warm-cache` left for the new packages")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: a dry run with tiny shapes")
     parser.add_argument("--shards", type=int, default=max((os.cpu_count() or 2) // 2 - 1, 1))
     parser.add_argument("--light", type=int, default=3, help="kernels measured at once")
@@ -372,7 +466,7 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     items = set(options.items.split(","))
     chains: list[list[tuple[str, Callable[[argparse.Namespace], None]]]] = [
-        [("1", good_stack), ("4", isolation)],
+        [("1", good_stack), ("5", kernel_names), ("4", isolation)],
         [("2", refused_stack), ("3", silent_stack)],
     ]
     failed = 0

@@ -68,7 +68,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ProbeResult]:
         return run_probe(
             str(env.python),
             requests[symbol],
-            timeout=15.0 if symbol == "hang" else 120.0,
+            timeout=30.0 if symbol == "hang" else 120.0,
             device="cpu",
             environ={**os.environ, "OMP_NUM_THREADS": "1"},
             memory_bytes=10 << 30,

@@ -28,7 +28,8 @@ def tensor(record: Record) -> TensorError:
     return TensorError(**{name: value for name, value in record.items() if name in _TENSOR_FIELDS})
 
 
-_GRAVITY = {"wrong": 4, "error": 3, "right": 2, "refused": 1, "not-measured": 0}
+GRAVITY = {"wrong": 4, "error": 3, "right": 2, "refused": 1, "not-measured": 0}
+"""Of two things that are known about one configuration, the graver one stands."""
 
 
 def configurations_of(request: ProbeRequest, results: Sequence[WorkerResult]) -> Iterable[Configuration]:
@@ -40,7 +41,7 @@ def configurations_of(request: ProbeRequest, results: Sequence[WorkerResult]) ->
         for one in _of_case(case.name, records, died):
             place = (f"{one.kernel}[{one.key}]", one.config)
             before = known.get(place)
-            if before is None or _GRAVITY[one.state] > _GRAVITY[before.state]:
+            if before is None or GRAVITY[one.state] > GRAVITY[before.state]:
                 known[place] = replace(one, picked=one.picked or (before is not None and before.picked))
             elif one.picked:
                 known[place] = replace(before, picked=True)

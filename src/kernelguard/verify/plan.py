@@ -40,6 +40,8 @@ class _Kernel:
     """One token at a time from a state; its backward is not implemented, by design."""
     boundaries: bool = True
     """It can be told of sample boundaries."""
+    in_place: bool = False
+    """It decodes by updating its state in place, outside of autograd."""
 
 
 def plan(declaration: Declaration, intent: Intent, *, length: int = TRAINING_LENGTH) -> tuple[ProbeRequest, ...]:
@@ -88,7 +90,7 @@ def _filled(base: ProbeRequest, kernel: _Kernel, raw: Mapping[str, Any], intent:
         return base
     trains = base.trains and not kernel.decodes
     cases = tuple(_cases(kernel, shape, packed=intent.packed, length=length))
-    return replace(base, op=kernel.op, cases=cases, trains=trains)
+    return replace(base, op=kernel.op, cases=cases, trains=trains, backward=not kernel.in_place)
 
 
 def _cases(kernel: _Kernel, shape: Shape, *, packed: bool, length: int) -> Iterator[Case]:
@@ -169,11 +171,12 @@ def _alone(cases: Iterable[Case], length: int) -> Iterator[Case]:
 _ATTENTION: Mapping[str, tuple[str, str, str, str]] = {
     "sdpa": ("torch", "torch.nn.functional", "scaled_dot_product_attention", "sdpa"),
     "varlen": ("torch", "torch.nn.attention.varlen", "varlen_attn", "torch_varlen"),
+    "flex_attention": ("torch", "torch.nn.attention.flex_attention", "flex_attention", "flex"),
     "flash_attention_2": ("flash_attn", "flash_attn", "flash_attn_varlen_func", "flash_varlen"),
     "flash_attention_3": ("flash_attn_interface", "flash_attn_interface", "flash_attn_varlen_func", "flash_varlen"),
     "flash_attention_4": ("flash_attn", "flash_attn.cute", "flash_attn_varlen_func", "flash_varlen"),
 }
-"""By attention implementation: package, module, symbol, operation. Others (hub kernels, flex) have no probe."""
+"""By attention implementation: package, module, symbol, operation. Others have no probe."""
 
 
 def _first(raw: Mapping[str, Any], names: Sequence[str]) -> Any:
@@ -287,6 +290,9 @@ _KERNELS: Mapping[tuple[str, str], _Kernel] = {
     ("fla", "FusedRMSNormGated"): _Kernel(op="gated_rms_norm", shape=_gated_norm, tuned=True, sequence=False),
     ("fla", "causal_conv1d"): _Kernel(op="fla_convolution", shape=_convolution, tuned=True),
     ("causal_conv1d", "causal_conv1d_fn"): _Kernel(op="causal_conv1d", shape=_convolution),
+    ("causal_conv1d", "causal_conv1d_update"): _Kernel(
+        op="causal_conv1d_update", shape=_convolution, decodes=True, in_place=True
+    ),
     ("mamba_ssm", "mamba_chunk_scan_combined"): _Kernel(op="chunk_scan", shape=_ssd, tuned=True),
     ("mamba_ssm", "mamba_split_conv1d_scan_combined"): _Kernel(op="split_conv1d_scan", shape=_ssd, tuned=True),
     ("mamba_ssm", "selective_scan_fn"): _Kernel(op="selective_scan", shape=_scan, boundaries=False),

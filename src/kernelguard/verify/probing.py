@@ -15,6 +15,7 @@ from typing import Any
 
 from kernelguard.observe.process import WorkerResult, run_worker
 from kernelguard.verify.configurations import configurations_of, crashed_row
+from kernelguard.verify.merge import merged
 from kernelguard.verify.requests import Case, ProbeRequest
 from kernelguard.verify.results import interpret
 from kernelguard.verify.values import Outcome, ProbeResult
@@ -35,14 +36,16 @@ def run_probe(
     memory_bytes: int | None = None,
     shards: int = 1,
     compiled: bool | None = None,
+    earlier: ProbeResult | None = None,
     seed: int = 0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> ProbeResult:
     """Probe one kernel in the interpreter `python`, in at most about `timeout` seconds.
 
     `shards` is how many processes force configurations side by side; `compiled` says whether the cache holds them
-    already (None: not known, so one process tries). `memory_bytes` limits each process's address space (CPU only: CUDA
-    cannot come up under such a limit).
+    already (None: not known, so one process tries). `earlier` is what was measured of this kernel before, under the
+    same fingerprint: configurations that are known from it are not forced again. `memory_bytes` limits each process's
+    address space (CPU only: CUDA cannot come up under such a limit).
 
     Raises:
         OSError: `python` cannot be executed.
@@ -68,6 +71,7 @@ def run_probe(
         shards=shards,
         seed=seed,
         progress=progress,
+        earlier=earlier,
     )
     forced = [case for case in request.cases if case.force]
     whole = False
@@ -79,7 +83,7 @@ def run_probe(
         progress(f"{request.symbol}: {', '.join(case.name for case in request.cases)}")
         asked = {"case": {"force": False}, "record_kernels": True}
         prober.results.append(prober.worker(asked, request.cases, prober.left()))
-    return interpret(request, prober.results, seconds=time.monotonic() - began)
+    return merged(earlier, interpret(request, prober.results, seconds=time.monotonic() - began))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,6 +99,7 @@ class _Prober:
     shards: int
     seed: int
     progress: Callable[[str], None]
+    earlier: ProbeResult | None
     results: list[WorkerResult] = field(default_factory=list)
 
     def left(self) -> float:
@@ -121,7 +126,8 @@ class _Prober:
     def alone(self) -> bool:
         """Everything in one process; False: it gave up, or died, and the rest has to be measured otherwise."""
         patience = PATIENCE_S if self.shards > 1 else 1e9
-        result = self.worker({"patience_s": patience, "record_kernels": True}, self.request.cases, self.left())
+        extra = {"patience_s": patience, "record_kernels": True, "judged": self._judged()}
+        result = self.worker(extra, self.request.cases, self.left())
         self.results.append(result)
         if result.timed_out or self.left() <= 1.0:
             return True
@@ -131,8 +137,8 @@ class _Prober:
         """Force every configuration of these cases in shards; `keep` seconds are left for the kernel as it is."""
         for number, case in enumerate(cases):
             self.progress(f"{self.request.symbol}: each configuration, {case.name}")
-            limit = max((self.left() - keep) / (len(cases) - number), 1.0)
             # What a later case brings anew is little, and each process needs its own reference for it.
+            limit = max((self.left() - keep) * (0.75 if number + 1 < len(cases) else 1.0), 1.0)
             count = self.shards if number == 0 else max(self.shards // 2, 1)
             judged = self._judged()
             with ThreadPoolExecutor(count) as pool:
@@ -142,7 +148,8 @@ class _Prober:
     def _judged(self) -> dict[str, dict[str, str]]:
         """By kernel and key: what is known about each configuration."""
         known: dict[str, dict[str, str]] = {}
-        for one in configurations_of(self.request, self.results):
+        before = self.earlier.configurations if self.earlier is not None else ()
+        for one in (*before, *configurations_of(self.request, self.results)):
             if one.kernel and one.state != "not-measured":
                 known.setdefault(f"{one.kernel}[{one.key}]", {})[one.config] = one.state
         return known

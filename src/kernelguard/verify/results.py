@@ -162,4 +162,6 @@ def _overall(request: ProbeRequest, cases: Sequence[CaseResult], result: WorkerR
         if result.finished and any(result.of_kind("target")):
             return Outcome.LOADED, ""
         return _of_ending(result)
+    if not request.backward:
+        return Outcome.NO_BACKWARD, "it updates its state in place, outside of autograd"
     return Outcome.RIGHT, ""

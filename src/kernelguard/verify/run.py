@@ -17,6 +17,7 @@ from kernelguard.observe.values import Bindings, BoundTo, Environment
 from kernelguard.verify.cache import cache_variables, is_filled, make_folder, note_filled
 from kernelguard.verify.fingerprint import binary_digests, fingerprint, record_digests
 from kernelguard.verify.isolation import LENGTHS, run_isolation, signal_sets
+from kernelguard.verify.merge import earlier_of
 from kernelguard.verify.plan import TRAINING_LENGTH, language_parts, plan, training_lengths
 from kernelguard.verify.probing import run_probe
 from kernelguard.verify.requests import ProbeRequest
@@ -44,6 +45,7 @@ def verify(
     shards: int | None = None,
     lock: str = "",
     trace: Path | None = None,
+    earlier: Verdict | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Verdict:
     """Measure every kernel that the run calls, in the observed interpreter, within about `timeout` seconds.
@@ -52,7 +54,8 @@ def verify(
     run. `length` is the training length in tokens. `warm_cache` is a folder that afterwards holds what Triton compiled
     and tuned for exactly these shapes (see `cache_variables`). `shards` is how many processes force configurations at
     once; by default half of this machine's cores. `lock` is the digest of the lock that is verified. `trace` is where
-    the profiler trace of one training step of the cut-down model goes; only at level gpu.
+    the profiler trace of one training step of the cut-down model goes; only at level gpu. `earlier` is a verdict of the
+    same fingerprint whose time was up: configurations that it measured are not measured again.
 
     Raises:
         InputError: `warm_cache` cannot be made.
@@ -84,6 +87,8 @@ def verify(
         end=began + timeout,
         shards=shards if shards is not None else max((os.cpu_count() or 2) // 2, 1),
         compiled=None if warm_cache is None else is_filled(warm_cache, prints),
+        earlier=earlier,
+        prints=prints,
         progress=progress,
     )
     probes, isolation = run.everything(requests)
@@ -117,6 +122,8 @@ class _Run:
     shards: int
     compiled: bool | None
     """The cache holds everything already; None: not known."""
+    earlier: Verdict | None
+    prints: Fingerprint
     progress: Callable[[str], None]
 
     @property
@@ -168,6 +175,7 @@ class _Run:
             environ=self.environ,
             shards=self.shards,
             compiled=self.compiled,
+            earlier=earlier_of(self.earlier, request, self.prints),
             progress=lambda text: self.progress(f"{number + 1}/{total} {text}"),
         )
 

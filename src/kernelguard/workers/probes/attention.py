@@ -1,4 +1,4 @@
-"""Attention as each implementation is called: flash-attn's two functions, torch's varlen_attn and sdpa."""
+"""Attention as each implementation is called: flash-attn's two functions, torch's varlen_attn, sdpa and flex."""
 
 from __future__ import annotations
 
@@ -58,6 +58,24 @@ def _call_sdpa(function: Any, inputs: Any, fixed: Any) -> dict[str, Any]:
     return {"output": _cat(outputs)}
 
 
+def _call_flex(function: Any, inputs: Any, fixed: Any) -> dict[str, Any]:
+    """Compiled where it runs on a GPU, as transformers does it; samples are kept apart by a block mask."""
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    q, k, v = (inputs[name].transpose(0, 1)[None] for name in "qkv")
+    length, device = q.shape[2], q.device
+    cuts = torch.tensor(fixed["cuts"][1:], device=device)
+    sample = torch.searchsorted(cuts, torch.arange(length, device=device), right=True)
+
+    def visible(_b: Any, _h: Any, i: Any, j: Any) -> Any:
+        return (i >= j) & (sample[i] == sample[j])
+
+    mask = create_block_mask(visible, B=None, H=None, Q_LEN=length, KV_LEN=length, device=device)
+    run = torch.compile(function, dynamic=False) if q.is_cuda else function
+    return {"output": run(q, k, v, block_mask=mask, enable_gqa=True)[0].transpose(0, 1)}
+
+
 def _cat(pieces: Any) -> Any:
     import torch
 
@@ -72,5 +90,6 @@ PROBES = {
     "flash_varlen": Probe(_make, _call_flash_varlen, _reference),
     "flash": Probe(_make, _call_flash, _reference),
     "torch_varlen": Probe(_make, _call_torch_varlen, _reference),
+    "flex": Probe(_make, _call_flex, _reference),
     "sdpa": Probe(_make, _call_sdpa, _reference),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..references.convolution import causal_conv1d
+from ..references.convolution import causal_conv1d, causal_conv1d_step
 from . import Probe
 
 
@@ -49,7 +49,34 @@ def _reference(inputs: Any, fixed: Any, precision: Any) -> dict[str, Any]:
     return {"output": output}
 
 
+def _make_step(case: Any, draw: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    shape = case["shape"]
+    inputs = {
+        "x": draw.normal(draw.batch, shape["channels"]),
+        # As wide as the kernel, which is one more than it needs: models keep it so.
+        "state": draw.normal(draw.batch, shape["channels"], shape["width"]),
+        "weight": draw.normal(shape["channels"], shape["width"]) * 0.5,
+    }
+    if shape.get("bias"):
+        inputs["bias"] = draw.normal(shape["channels"])
+    return inputs, {"activation": shape["activation"]}
+
+
+def _call_step(function: Any, inputs: Any, fixed: Any) -> dict[str, Any]:
+    """The state is updated in place, so what is left in it is a result."""
+    state = inputs["state"]
+    output = function(inputs["x"], state, inputs["weight"], inputs.get("bias"), fixed["activation"])
+    return {"output": output, "state": state}
+
+
+def _reference_step(inputs: Any, fixed: Any, precision: Any) -> dict[str, Any]:
+    del precision  # no matrix product
+    output, state = causal_conv1d_step(**inputs, activation=fixed["activation"])
+    return {"output": output, "state": state}
+
+
 PROBES = {
+    "causal_conv1d_update": Probe(_make_step, _call_step, _reference_step),
     "causal_conv1d": Probe(_make, _call_channels_first, _reference),
     "fla_convolution": Probe(_make, _call_fla, _reference),
 }

@@ -46,6 +46,15 @@ def causal_conv1d(
     return y if activation is None else torch.nn.functional.silu(y)
 
 
+def causal_conv1d_step(x: Any, state: Any, weight: Any, bias: Any = None, *, activation: Any = None) -> tuple[Any, Any]:
+    """One token further: `x` [B, D], `state` [B, D, S] with the last S >= W - 1 inputs. Output [B, D] and the state."""
+    seen = torch.cat([state, x[..., None]], dim=-1)
+    y = (seen[..., -weight.shape[1] :] * weight).sum(-1)
+    if bias is not None:
+        y = y + bias
+    return (y if activation is None else torch.nn.functional.silu(y)), seen[..., 1:]
+
+
 def starts(seq_idx: Any) -> list[int]:
     """`cu_seqlens` of one row of sample numbers."""
     changes = (seq_idx[1:] != seq_idx[:-1]).nonzero().flatten() + 1
