@@ -77,7 +77,7 @@ def run_probe(
     whole = False
     if forced and compiled is not False:
         progress(f"{request.symbol}: each configuration")
-        whole = prober.alone()
+        whole = prober.alone(patience=PATIENCE_S if compiled is None else 4 * PATIENCE_S)
     if not whole:
         prober.sweep([case for case in forced if case.name not in prober.swept], keep=timeout / 3)
         progress(f"{request.symbol}: {', '.join(case.name for case in request.cases)}")
@@ -123,10 +123,9 @@ class _Prober:
             self.python, "probe", asked, timeout=limit, memory_bytes=self.memory_bytes, environ=self.environ
         )
 
-    def alone(self) -> bool:
+    def alone(self, *, patience: float) -> bool:
         """Everything in one process; False: it gave up, or died, and the rest has to be measured otherwise."""
-        patience = PATIENCE_S if self.shards > 1 else 1e9
-        extra = {"patience_s": patience, "record_kernels": True, "judged": self._judged()}
+        extra = {"patience_s": patience if self.shards > 1 else 1e9, "record_kernels": True, "judged": self._judged()}
         result = self.worker(extra, self.request.cases, self.left())
         self.results.append(result)
         if result.timed_out or self.left() <= 1.0:
