@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from kernelguard_train import cli, export, model
 from kernelguard_train.batches import packed_batch
 from kernelguard_train.chat import Sample
 from kernelguard_train.config import Config
-from kernelguard_train.errors import CheckpointError, ConfigError, Interrupted, NonFiniteError
+from kernelguard_train.errors import CheckpointError, Interrupted, NonFiniteError
 from kernelguard_train.ranks import Ranks
 from kernelguard_train.report import Report
 from kernelguard_train.sharding import make_mesh
@@ -299,27 +298,6 @@ def test_a_terminal_shows_a_bar_with_the_time_left(
     assert " left" in screen.getvalue()
     assert "100.0%" in screen.getvalue()
     assert "step 2, loss" in screen.getvalue()
-
-
-def test_mlflow_is_told_when_asked(
-    model_folder: Path, tmp_path: Path, alone: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: dict[str, Any] = {}
-    stand_in = types.ModuleType("mlflow")
-    stand_in.start_run = lambda: told.update(started=True)  # type: ignore[attr-defined]
-    stand_in.end_run = lambda: told.update(ended=True)  # type: ignore[attr-defined]
-    stand_in.log_params = told.update  # type: ignore[attr-defined]
-    stand_in.log_metrics = lambda values, step: told.update({f"loss {step}": values["loss"]})  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "mlflow", stand_in)
-    config = configured(model_folder, tmp_path, "train.steps=1", "report.mlflow=true")
-    (line,) = tiny.run(config, alone)
-    assert told["loss 1"] == line["loss"]
-    assert told["optim.lr"] == config.optim.lr
-    assert told["started"]
-    assert told["ended"]
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(ConfigError, match="pip install mlflow"):
-        tiny.run(config, alone)
 
 
 # --- the command line ------------------------------------------------------------------------------------------------

@@ -30,6 +30,10 @@ class CheckpointError(TrainError):
     """A checkpoint could not be written or read."""
 
 
+class OutputError(TrainError):
+    """The run's folder cannot be written to."""
+
+
 class NonFiniteError(TrainError):
     """Loss or gradients were not finite for too many steps in a row."""
 

@@ -150,6 +150,34 @@ def memory() -> dict[str, float]:
     }
 
 
+WORST: dict[str, Callable[[Sequence[float]], float]] = {
+    "gpu_utilization": min,
+    "gpu_temperature": max,
+    "gpu_power_w": max,
+    "gpu_sm_mhz": min,
+    "gpu_ecc_corrected": max,
+    "gpu_ecc_uncorrected": max,
+    "data_wait_max_s": max,
+    "peak_max_gib": max,
+}
+"""What is compared between ranks, and which of them is the worst."""
+
+
+def worst_of(readings: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Of each number in `WORST`, the worst of all ranks, and which rank has it; NaN is "not known".
+
+    A run is as fast as its slowest GPU, which is rarely that of rank 0.
+    """
+    found: dict[str, float] = {}
+    for name, values in zip(WORST, zip(*readings, strict=True), strict=True):
+        known = [(value, rank) for rank, value in enumerate(values) if value == value]  # noqa: PLR0124 - not NaN
+        if known:
+            found[name] = WORST[name]([value for value, _ in known])
+            if len(readings) > 1:
+                found[f"{name}_rank"] = next(rank for value, rank in known if value == found[name])
+    return found
+
+
 class Health:
     """The GPU's own account of itself, through NVML."""
 
@@ -173,7 +201,7 @@ class Health:
             self.note = f"GPU health is not reported: NVML says {error}"
 
     def read(self) -> dict[str, float]:
-        """Utilization in percent, degrees Celsius, watts, MHz, uncorrected memory errors; as far as NVML tells."""
+        """Utilization in percent, degrees Celsius, watts, MHz, memory errors since boot; as far as NVML tells."""
         if self.handle is None:
             return {}
         nvml, handle = self.nvml, self.handle
@@ -182,6 +210,9 @@ class Health:
             "gpu_temperature": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
             "gpu_power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
             "gpu_sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            "gpu_ecc_corrected": lambda: nvml.nvmlDeviceGetTotalEccErrors(
+                handle, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_VOLATILE_ECC
+            ),
             "gpu_ecc_uncorrected": lambda: nvml.nvmlDeviceGetTotalEccErrors(
                 handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
             ),

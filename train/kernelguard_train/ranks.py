@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,6 +39,13 @@ class Ranks:
         tensor = torch.tensor(numbers, dtype=torch.int64)
         dist.all_reduce(tensor)
         return tuple(int(number) for number in tensor)
+
+    def gather(self, numbers: Sequence[float]) -> tuple[tuple[float, ...], ...]:
+        """Equally many numbers of each rank, in the order of ranks, on all of them; through the CPU too."""
+        own = torch.tensor(numbers, dtype=torch.float64)
+        found = [torch.empty_like(own) for _ in range(self.world)]
+        dist.all_gather(found, own)
+        return tuple(tuple(tensor.tolist()) for tensor in found)
 
 
 def start(config: Config) -> Ranks:

@@ -9,13 +9,14 @@ import json
 import logging
 import sys
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from kernelguard_train.config import Config
 from kernelguard_train.configfile import dump, to_dict
-from kernelguard_train.errors import ConfigError
+from kernelguard_train.errors import ConfigError, OutputError
 
 log = logging.getLogger("kernelguard_train")
 
@@ -41,8 +42,11 @@ class Report(AbstractContextManager["Report"]):
         self.bar: Any = None
         if not first:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "config.toml").write_text(dump(config), encoding="utf-8")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "config.toml").write_text(dump(config), encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"train.output: {error}") from error
         if config.report.tensorboard:
             self.board = _tensorboard(self.folder / "tensorboard")
         if config.report.mlflow:
@@ -55,22 +59,37 @@ class Report(AbstractContextManager["Report"]):
             self.bar = tqdm(total=1.0, bar_format=form, leave=True)
 
     def step(self, number: int, done: float, values: dict[str, Any]) -> None:
-        """Reports one step; `done` is the part of the run that is behind, 0 to 1."""
+        """Reports one step; `done` is the part of the run that is behind, 0 to 1.
+
+        Raises:
+            OutputError: when the run's own log cannot be written; checkpoints would fare no better.
+        """
         if self.lines is None:
             return
-        self.lines.write(json.dumps({"step": number, "done": round(done, 6), "time": time.time(), **values}) + "\n")
-        self.lines.flush()
+        line = json.dumps({"step": number, "done": round(done, 6), "time": time.time(), **values})
+        try:
+            self.lines.write(line + "\n")
+            self.lines.flush()
+        except OSError as error:
+            raise OutputError(f"train.output: {self.folder / 'steps.jsonl'} cannot be written: {error}") from error
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         if self.board is not None:
-            for name, value in numbers.items():
-                self.board.add_scalar(name, value, number)
+            self._tell("board", lambda: [self.board.add_scalar(n, value, number) for n, value in numbers.items()])
         if self.mlflow is not None:
-            self.mlflow.log_metrics(numbers, step=number)
+            self._tell("mlflow", lambda: self.mlflow.log_metrics(numbers, step=number))
         if self.bar is not None:
             self.bar.set_postfix_str(f"step {number}, loss {values['loss']:.4f}")
             self.bar.update(max(0.0, done - self.bar.n))
         if number == 1 or number % self.config.report.every == 0:
             log.info("%s", _line(number, done, values))
+
+    def _tell(self, sink: str, action: Callable[[], object]) -> None:
+        """Tells TensorBoard or MLflow; one that fails is not told any more."""
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - a log server that is away must not end a week of training
+            log.warning("%s is not told any more: %s: %s", sink, type(error).__name__, error)
+            setattr(self, sink, None)
 
     def summary(self, values: dict[str, Any]) -> None:
         """Writes the run's summary."""
@@ -79,11 +98,14 @@ class Report(AbstractContextManager["Report"]):
             log.info("summary: %s", json.dumps(values))
 
     def __exit__(self, *_: object) -> None:
-        for sink in (self.lines, self.board, self.bar):
-            if sink is not None:
-                sink.close()
+        if self.board is not None:
+            self._tell("board", self.board.close)
         if self.mlflow is not None:
-            self.mlflow.end_run()
+            self._tell("mlflow", self.mlflow.end_run)
+        for sink in (self.bar, self.lines):
+            if sink is not None:
+                with suppress(OSError):  # what could not be written has been reported
+                    sink.close()
 
 
 def _line(number: int, done: float, values: dict[str, Any]) -> str:
@@ -116,6 +138,9 @@ def _mlflow(config: Config) -> Any:
         import mlflow  # noqa: PLC0415 - optional
     except ImportError as error:
         raise ConfigError(f"report.mlflow: {error}: pip install mlflow") from error
-    mlflow.start_run()
-    mlflow.log_params({f"{s}.{k}": v for s, keys in to_dict(config).items() for k, v in keys.items()})
+    try:
+        mlflow.start_run()
+        mlflow.log_params({f"{s}.{k}": v for s, keys in to_dict(config).items() for k, v in keys.items()})
+    except Exception as error:  # MLflow raises its own, its server's and its transport's errors
+        raise ConfigError(f"report.mlflow: {type(error).__name__}: {error}") from error
     return mlflow

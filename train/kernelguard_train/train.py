@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 
 import torch
@@ -14,7 +15,17 @@ from kernelguard_train.checkpoint import Checkpoints, Progress
 from kernelguard_train.config import Config
 from kernelguard_train.errors import DataError, Interrupted
 from kernelguard_train.export import export
-from kernelguard_train.metrics import Amounts, Health, Meter, attention_width, matmul_parameters, memory, peak_tflops
+from kernelguard_train.metrics import (
+    WORST,
+    Amounts,
+    Health,
+    Meter,
+    attention_width,
+    matmul_parameters,
+    memory,
+    peak_tflops,
+    worst_of,
+)
 from kernelguard_train.model import Built, build
 from kernelguard_train.optim import NonFiniteGuard, clip_gradients, learning_rate, make_optimizer, set_rate
 from kernelguard_train.ranks import Ranks, StopRequest
@@ -66,6 +77,8 @@ def train(config: Config, ranks: Ranks, report: Report, stop: StopRequest) -> Pr
         warmup=WARMUP_STEPS,
     )
     health = Health(ranks.device)
+    if health.note and ranks.device.type == "cuda":
+        log.info("note: %s", health.note)
     steps = load_steps(
         config, vocabulary, rank=ranks.rank, world=ranks.world, start=progress.position, device=ranks.device
     )
@@ -110,10 +123,9 @@ def train(config: Config, ranks: Ranks, report: Report, stop: StopRequest) -> Pr
         values = {"loss": mean_loss, "norm": norm_value, "lr": rate, **meter.add(amounts, ended - begun, waited)}
         values |= {"tokens": progress.tokens, "samples": amounts.samples, "skipped": progress.skipped}
         values |= {f"rows_{k}": getattr(step.counts, k) for k in ("bad", "truncated", "split", "dropped")}
-        if ranks.first:
-            # NVML takes milliseconds to answer, so it is asked as often as a person looks.
-            extra = health.read() if progress.step % config.report.every == 0 else {}
-            report.step(progress.step, progress.done, {**values, **memory(), **extra})
+        # NVML takes milliseconds to answer, so it is asked as often as a person looks: on every rank.
+        extra = _worst_rank(ranks, health, waited) if progress.step % config.report.every == 0 else {}
+        report.step(progress.step, progress.done, {**values, **memory(), **extra})
 
         # Saving.
         if stopping:
@@ -154,6 +166,18 @@ def _agree(step: Step | None, ranks: Ranks, checkpoints: Checkpoints, stop: Stop
         )
     amounts = Amounts(trained=trained, valid=valid, computed=computed, squared=squared, samples=samples)
     return amounts, bool(stopping)
+
+
+def _worst_rank(ranks: Ranks, health: Health, waited: float) -> dict[str, float]:
+    """GPU health, memory and waiting for data, each of the rank where it is worst."""
+    own = {**health.read(), "data_wait_max_s": waited, "peak_max_gib": memory().get("peak_gib", math.nan)}
+    worst = worst_of(ranks.gather([own.get(name, math.nan) for name in WORST]))
+    if worst.get("gpu_ecc_uncorrected", 0) > 0:
+        log.warning(
+            "the GPU of rank %d has uncorrected memory errors: %d since boot; numbers may be wrong",
+            worst.get("gpu_ecc_uncorrected_rank", 0), worst["gpu_ecc_uncorrected"],
+        )  # fmt: skip
+    return worst
 
 
 def _choose_rungs(built: Built, step: Step, ranks: Ranks) -> None:
