@@ -10,7 +10,7 @@ python=${PYTHON:-python3}
 export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$root/train" TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-"$python" -c 'import sys, pathlib; sys.path.insert(0, sys.argv[1]); import train_resume; train_resume.make_model(pathlib.Path(sys.argv[2]), sys.argv[3])' \
+"$python" -c 'import sys, pathlib; sys.path.append(sys.argv[1]); import train_resume; train_resume.make_model(pathlib.Path(sys.argv[2]), sys.argv[3])' \
   "$root/benchmarks" "$work/model" "$device"
 go() {  # go NAME RANKS DTYPE
   "$python" -m torch.distributed.run --standalone --nproc-per-node "$2" "$here/equal.py" run --dtype "$3" \
