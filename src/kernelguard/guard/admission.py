@@ -76,6 +76,8 @@ class Image:
     """`sha256:...` from the reference; empty: it is named by a tag, which can move."""
     candidate: bool = False
     """It was built and not verified on a GPU yet."""
+    tag_is_all: bool = False
+    """The engine can name images by tag only."""
     lock_digest: str = ""
     """The lock that its label names; empty: no engine was there to ask."""
 
@@ -394,7 +396,7 @@ def _of_image(q: Question) -> Iterator[Finding]:
     if image.candidate and q.overrides.accept_level is Level.GPU:
         reason = f"{image.reference} is a candidate: it was built where there is no GPU, and never verified on one"
         yield _no("launch-candidate", reason, f"kernelguard promote {image.reference} --verdict VERDICT")
-    if not image.digest:
+    if not image.digest and not image.tag_is_all:
         reason = f"{image.reference} names a tag, which can move; a launch needs the image's digest"
         fix = f"docker buildx imagetools inspect {image.reference}, then --image NAME@sha256:..."
         yield _no("launch-image-tag", reason, fix)
