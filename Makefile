@@ -23,7 +23,7 @@ demo: $(VENV)/.observed ## check the 27B example, for this machine and for an H1
 	$(BIN)/python tools/demo.py
 
 test: $(VENV)/.installed lint ## everything that needs no Docker engine, GPU or browser
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not thorough'
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not thorough and not browser and not engine'
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -52,6 +52,18 @@ format: $(VENV)/.installed
 clean:
 	rm -rf $(VENV) $(TRAIN) .cache dist build
 
+.PHONY: docs
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	touch $@
+
+docs: $(VENV)/.docs ## the documentation site, in build/site; a broken link is an error
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -b html docs build/site
+
 .PHONY: bench-check
 bench-check: $(VENV)/.observed ## how long a static check takes, beside `transformers env` and importing torch
 	$(BIN)/python benchmarks/check.py --json benchmarks/results/check.json
+
+.PHONY: bench-survey
+bench-survey: $(VENV)/.observed ## how long reading every model type of transformers takes, with two processes
+	$(BIN)/python benchmarks/survey.py --json benchmarks/results/survey.json

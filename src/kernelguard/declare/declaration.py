@@ -57,6 +57,11 @@ class Reader:
         self._index = Index(self._source)
         self._kernels = kernel_packages()
 
+    @property
+    def index(self) -> Index:
+        """The model types of the tree."""
+        return self._index
+
     def model_types(self) -> tuple[str, ...]:
         """Every model_type that this transformers knows, sorted."""
         return self._index.types()

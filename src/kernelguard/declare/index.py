@@ -14,6 +14,7 @@ _MAPPING = re.compile(
 )
 _PAIR = re.compile(r"""\(\s*["']([^"']+)["'],\s*\(?\s*["'](\w+)["']""")
 _KEYWORD_PAIR = re.compile(r"""["']([\w.-]+)["']:\s*["'](\w+)["']""")
+_ROOTS = frozenset({"PreTrainedConfig", "PretrainedConfig"})
 _CLASS = re.compile(r"^class (\w+)", re.MULTILINE)
 _TYPE = re.compile(r"""^    model_type(?:\s*:[^=\n]+)?\s*=\s*["']([\w.-]+)["']""", re.MULTILINE)
 
@@ -59,6 +60,8 @@ class Index:
         self._auto: dict[str, dict[str, str]] | None = None
         self._scanned: dict[str, TypeEntry] | None = None
         self._sub_configs: dict[tuple[str, str], tuple[SubConfig, ...]] = {}
+        self._classes: dict[tuple[str, str], dict[str, str]] = {}
+        """By folder and kind of file: the file that defines each class."""
 
     def entry(self, model_type: str) -> TypeEntry | None:
         """The entry of a model_type, or None when this transformers does not know it."""
@@ -123,7 +126,7 @@ class Index:
         """The nested configurations that the type's config class declares, base classes included."""
         key = (entry.folder, entry.config_class)
         if key not in self._sub_configs:
-            module = self.config_module(entry)
+            module = None if self._stands_alone(entry) else self.config_module(entry)
             found: dict[str, SubConfig] = {}
             if module is not None:
                 for owner, node in class_and_bases(self.source, module, entry.config_class):
@@ -131,6 +134,14 @@ class Index:
                         found.setdefault(sub.key, sub)
             self._sub_configs[key] = tuple(found.values())
         return self._sub_configs[key]
+
+    def _stands_alone(self, entry: TypeEntry) -> bool:
+        """Told without parsing: nothing in its file declares nested configurations, and it inherits from the root."""
+        self._defining(entry.folder, "configuration_", "")
+        file = self._classes[entry.folder, "configuration_"].get(entry.config_class)
+        text = self.source.text(file) or "" if file is not None else ""
+        base = re.search(rf"^class {re.escape(entry.config_class)}\(\s*(\w+)\s*\):", text, re.MULTILINE)
+        return base is not None and base.group(1) in _ROOTS and "sub_configs" not in text
 
     def coded_default(self, entry: TypeEntry, key: str) -> str | None:
         """The type that a config class gives a missing nested config in its own code (up to 5.17)."""
@@ -192,12 +203,14 @@ class Index:
         return SubConfig(key, model_type, fixed=True, optional=optional, entry=entry)
 
     def _defining(self, folder: str, prefix: str, class_name: str) -> ParsedModule | None:
-        pattern = re.compile(rf"^class {re.escape(class_name)}\b", re.MULTILINE)
-        for file in self._files(folder, prefix):
-            text = self.source.text(file)
-            if text is not None and pattern.search(text):
-                return self.source.module(file)
-        return None
+        if (folder, prefix) not in self._classes:
+            found: dict[str, str] = {}
+            for file in self._files(folder, prefix):
+                for name in _CLASS.findall(self.source.text(file) or ""):
+                    found.setdefault(name, file)
+            self._classes[folder, prefix] = found
+        defining = self._classes[folder, prefix].get(class_name)
+        return None if defining is None else self.source.module(defining)
 
     def _files(self, folder: str, prefix: str) -> Iterator[str]:
         path = self.source.tree.root / "models" / folder

@@ -101,7 +101,8 @@ def _rows(tree: TransformersTree, names: Iterable[str]) -> list[SurveyRow]:
 @lru_cache(maxsize=1)
 def _reader(tree: TransformersTree) -> tuple[Reader, Index]:
     """One for all pieces of a worker: files that many models share are parsed once in each process."""
-    return Reader(tree), Index(Source(tree))
+    reader = Reader(tree)
+    return reader, reader.index
 
 
 def _row(name: str, declaration: Declaration, dynamic: tuple[str, ...]) -> SurveyRow:

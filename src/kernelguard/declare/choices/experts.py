@@ -73,4 +73,7 @@ def _has_none(part: Part) -> bool:
 
 def _check_text(reading: Reading) -> str:
     node = reading.source.fragment(_MOE, "_can_use_grouped_mm")
-    return ast.unparse(node) if node is not None else ""
+    memo = reading.source.memo
+    if _MOE not in memo:
+        memo[_MOE] = ast.unparse(node) if node is not None else ""
+    return str(memo[_MOE])
