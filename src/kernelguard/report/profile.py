@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kernelguard.report.terminal import line, note
-from kernelguard.trace.bound import Cause
+from kernelguard.trace.bound import RECORD, Cause
 from kernelguard.trace.device import SHORT_US, PartTime
 from kernelguard.trace.profile import Profile
 from kernelguard.trace.ranks import Spread
@@ -61,8 +61,8 @@ def _verdict_of_run(run: RunFacts | None) -> dict[str, Any]:
     fix = {
         "title": "Record two steps with torch.profiler",
         "why": "steps.jsonl tells how long a step takes, not what the GPU does in it",
-        "how": "kernelguard profile trace.json.gz",
-        "gain": causes[Cause.UNKNOWN],
+        "how": RECORD,
+        "gain": 0.0,
     }
     said = {
         Cause.DATA: f"Bound by data: {waited:.0%} of a step waits for its batch",
@@ -173,7 +173,8 @@ def print_profile(console: Console, document: Mapping[str, Any]) -> None:
     line(console, Text(verdict["sentence"], style="bold"))
     console.print()
     for fix in verdict["fixes"]:
-        note(console, f"{fix['gain']:>6.0%}", f"{fix['title']}: {fix['why']}")
+        gain = f"{fix['gain']:>6.0%}" if fix["gain"] else " first"
+        note(console, gain, f"{fix['title']}: {fix['why']}")
         console.print(Text("         fix: ", style="cyan") + Text(fix["how"]), soft_wrap=True)
     trace, run = document["trace"], document["run"]
     if run:

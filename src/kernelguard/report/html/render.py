@@ -62,8 +62,8 @@ def pct(share: float | None, digits: int = 0) -> str:
     if share is None:
         return NONE
     if 0 < share < 0.5 * 10 ** -(digits + 2):
-        return f"<{10**-digits:g} %"
-    return f"{share * 100:.{digits}f} %"
+        return f"<{10**-digits:g}%"
+    return f"{share * 100:.{digits}f}%"
 
 
 def num(value: float | None, digits: int = 0) -> str:

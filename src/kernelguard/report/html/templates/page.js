@@ -64,7 +64,7 @@
       cursor.setAttribute("x2", x);
       cursor.style.display = "";
       const time = (at / count * width / 1000).toFixed(1);
-      reading.textContent = `at ${time} ms: ` + lanes.map(([name, v]) => `${name} ${v[at]} %`).join(", ");
+      reading.textContent = `at ${time} ms: ` + lanes.map(([name, v]) => `${name} ${v[at]}%`).join(", ");
     };
     svg.addEventListener("mousemove", (event) => {
       const box = svg.getBoundingClientRect();

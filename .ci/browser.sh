@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# The pages in a real browser: Debian's Chromium, driven by Playwright. Installs what is missing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+if ! command -v chromium >/dev/null; then
+  apt-get update -q
+  apt-get install -q -y --no-install-recommends chromium fonts-dejavu-core
+fi
+.venv/bin/python -m pip install --quiet --editable '.[browser]'
+.venv/bin/python -m pytest -m browser tests/browser
