@@ -1,4 +1,4 @@
-"""Where the data files that ship with kernelguard are: matrices, schemas, examples."""
+"""Where the data files that ship with kernelguard are: matrices, docker templates, schemas, examples."""
 
 from __future__ import annotations
 
@@ -17,6 +17,16 @@ def matrices() -> Path:
 def examples() -> Path:
     """The folder `examples/`."""
     return _ROOT / "examples"
+
+
+def package() -> Path:
+    """The folder of the package itself: its workers and the guard are copied into images."""
+    return _PACKAGE
+
+
+def docker() -> Path:
+    """The folder `docker/`."""
+    return _ROOT / "docker"
 
 
 def schema(name: str) -> Path:

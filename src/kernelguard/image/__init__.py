@@ -1,0 +1,1 @@
+"""From a lock to an image whose kernels were verified inside it, and that says so."""
