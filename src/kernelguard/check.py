@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -33,7 +33,9 @@ from kernelguard.judge.values import Finding, Level
 from kernelguard.matrix import kernel_packages
 from kernelguard.observe.values import Bindings, Environment
 from kernelguard.report.document import Check
-from kernelguard.resolve.values import Resolution
+
+if TYPE_CHECKING:
+    from kernelguard.resolve.values import Resolution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

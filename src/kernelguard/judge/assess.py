@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from kernelguard.declare.values import Declaration, FastPath, Intent, Phase, Requirement
 from kernelguard.judge.bound import (
@@ -14,14 +15,15 @@ from kernelguard.judge.bound import (
     install_command,
     judge_binding,
 )
-from kernelguard.judge.fits import judge_fit, judge_locked
 from kernelguard.judge.modes import judge_modes
 from kernelguard.judge.packing import judge_attention_packing, judge_packing
 from kernelguard.judge.remote import judge_remote
 from kernelguard.judge.values import Assessment, FastPathAnswer, Finding, Level, NotUsed, Status, worst
 from kernelguard.matrix import KernelPackage
 from kernelguard.observe.values import Binding, Bindings, Environment, GpuState
-from kernelguard.resolve.values import Resolution
+
+if TYPE_CHECKING:
+    from kernelguard.resolve.values import Resolution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +181,9 @@ def _carries_state(path: FastPath, evidence: Evidence) -> bool:
 
 def _judge_unexecuted(path: FastPath, evidence: Evidence, level: Level) -> Finding:
     """Without running anything: what is certainly absent is a no; whether a build fits is for the resolver to say."""
+    # With it comes all of the resolver, which a check of an interpreter has no use for.
+    from kernelguard.judge.fits import judge_fit, judge_locked  # noqa: PLC0415
+
     if evidence.locked is not None:
         return judge_locked(path, evidence.locked, evidence.lock_command)
     known = evidence.environment.distributions

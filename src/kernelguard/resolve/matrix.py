@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
@@ -27,29 +26,40 @@ _NEWEST_SCHEMA = 1
 
 @cache
 def matrix() -> Matrix:
-    """The matrix that ships with kernelguard."""
-    return load_matrix(data.matrices())
+    """The matrix that ships with kernelguard.
+
+    It is checked by the tests and by `kernelguard matrix check`; here only when it cannot be read as it is, because
+    validating costs a check of a target more than the search does.
+    """
+    try:
+        return load_matrix(data.matrices(), checked=False)
+    except (LookupError, TypeError, ValueError, InvalidRequirement):
+        return load_matrix(data.matrices())
 
 
-def load_matrix(folder: Path) -> Matrix:
-    """Read and check the files of a `matrices/` folder.
+def load_matrix(folder: Path, *, checked: bool = True) -> Matrix:
+    """Read the files of a `matrices/` folder, and hold them against their schemas when `checked`.
 
     Raises:
         InputError: a file is missing, unreadable, of a newer schema, or wrong; all problems are listed.
     """
     problems: list[str] = []
     documents = {
-        name: _read(folder / f"{name}.toml", f"{name}-matrix", problems) for name in ("torch", "drivers", "hub")
+        name: _read(folder / f"{name}.toml", f"{name}-matrix" if checked else "", problems)
+        for name in ("torch", "drivers", "hub")
     }
-    wheels = {path: _read(path, "wheels-matrix", problems) for path in sorted((folder / "wheels").glob("*.toml"))}
+    schema = "wheels-matrix" if checked else ""
+    wheels = {path: _read(path, schema, problems) for path in sorted((folder / "wheels").glob("*.toml"))}
     if problems:
         raise _unusable(folder, problems)
     packages = {}
     for path, document in wheels.items():
-        problems += [f"{path.name}: {text}" for text in _wheel_problems(path, document)]
+        if checked:
+            problems += [f"{path.name}: {text}" for text in _wheel_problems(path, document)]
         if not problems:
             packages[document["distribution"]] = package_facts(document)
-    problems += [f"torch.toml: {text}" for text in _torch_problems(documents["torch"])]
+    if checked:
+        problems += [f"torch.toml: {text}" for text in _torch_problems(documents["torch"])]
     if problems:
         raise _unusable(folder, problems)
     return Matrix(
@@ -100,6 +110,8 @@ def _read(path: Path, schema: str, problems: list[str]) -> dict[str, Any]:
     if isinstance(version, int) and version > _NEWEST_SCHEMA:
         problems.append(f"{path.name}: schema {version} is newer than this kernelguard reads ({_NEWEST_SCHEMA})")
         return {}
+    if not schema:
+        return document
     errors = sorted(_validator(schema).iter_errors(_plain(document)), key=lambda e: list(map(str, e.absolute_path)))
     problems.extend(f"{path.name}: {_where(e.absolute_path)}{e.message}" for e in errors)
     return {} if errors else document
@@ -107,6 +119,8 @@ def _read(path: Path, schema: str, problems: list[str]) -> dict[str, Any]:
 
 @cache
 def _validator(schema: str) -> Any:
+    import jsonschema  # noqa: PLC0415 - costs 0.1 s, only where files are checked
+
     return jsonschema.Draft202012Validator(json.loads(data.schema(schema).read_text("utf-8")))
 
 
