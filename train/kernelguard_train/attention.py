@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
+from kernelguard_train.errors import ModelError
+
 NAME = "varlen"
+_FLASH_MODULES = {"FA3": "flash_attn_interface", "FA4": "flash_attn.cute.interface"}
+"""Where torch looks for them."""
 Varlen = Callable[..., Any]
 
 
@@ -98,13 +103,31 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, lambda *_args, **_kwargs: None)
 
 
-def route_flash(which: str) -> None:
-    """Routes torch's flash attention (varlen and sdpa) to FA3 or FA4.
+def route_flash(which: str, device: torch.device) -> str:
+    """Routes torch's flash attention (varlen and sdpa) to FA3 or FA4; returns what was decided, and why.
+
+    `auto` takes FA3 on Hopper and FA4 on Blackwell where they are installed. Not FA4 on Hopper: its backward pass for
+    heads of 256 is slower there than torch's own.
 
     Raises:
-        ModuleNotFoundError, RuntimeError, ValueError: from torch, when that implementation is not there.
+        ModelError: when an implementation is asked for by name and is not there.
     """
-    if which != "default":
-        from torch.nn.attention import activate_flash_attention_impl  # noqa: PLC0415
+    own = "flash attention: torch's own"
+    if which == "auto":
+        if device.type != "cuda":
+            return own
+        major, _ = torch.cuda.get_device_capability(device)
+        which = {9: "FA3", 10: "FA4"}.get(major, "default")
+        if which != "default" and find_spec(_FLASH_MODULES[which].partition(".")[0]) is None:
+            return f"{own} ({which} is not installed)"
+    if which == "default":
+        return own
+    from torch.nn.attention import activate_flash_attention_impl  # noqa: PLC0415 - only where it is used
 
+    try:
         activate_flash_attention_impl(which)
+    except (ImportError, RuntimeError, ValueError, OSError) as error:
+        raise ModelError(
+            f"model.flash: {which} cannot be had: {type(error).__name__}: {error} (model.flash=default does without)"
+        ) from error
+    return f"flash attention: {which}, from {_FLASH_MODULES[which]}"

@@ -30,7 +30,11 @@ class ModelConfig:
     attention: Literal["auto", "varlen", "flash_attention_2", "flash_attention_3", "flex_attention", "sdpa"] = key(
         "auto", "auto: torch's varlen_attn for packed batches on CUDA, otherwise sdpa."
     )
-    flash: Literal["default", "FA3", "FA4"] = key("default", "Which flash attention torch routes varlen and sdpa to.")
+    flash: Literal["auto", "default", "FA3", "FA4"] = key(
+        "auto",
+        "Which flash attention torch routes varlen and sdpa to; auto: FA3 on Hopper and FA4 on Blackwell where they "
+        "are installed, otherwise torch's own (default).",
+    )
     kernels: Literal["auto", "fused", "reference"] = key(
         "auto",
         "Linear-attention layers: auto is fused on CUDA and the segment-by-segment reference on the CPU. "
@@ -42,6 +46,9 @@ class ModelConfig:
     liger: Literal["auto", "on", "off"] = key("auto", "Liger's norms and SwiGLU; auto: on CUDA, where installed.")
     recompute: Literal["auto", "full", "selective", "none"] = key(
         "full", "Activation checkpointing; auto chooses per layer from the memory measured in a first pass (CUDA)."
+    )
+    torchao_float8: tuple[str, ...] = key(
+        (), 'Submodules of each layer whose linear layers compute in float8 through torchao, e.g. ["mlp"].'
     )
     compile: tuple[str, ...] = key((), 'Submodules of each layer to compile in place, e.g. ["mlp"].')
     compile_backend: str = key("inductor", "torch.compile backend.")

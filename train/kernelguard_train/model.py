@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from kernelguard_train import attention, bindings, loss, recompute, weights
+from kernelguard_train import attention, bindings, loss, quantized, recompute, weights
 from kernelguard_train.batches import Batch
 from kernelguard_train.config import Config
 from kernelguard_train.errors import ModelError
@@ -105,10 +105,16 @@ def build(config: Config, mesh: DeviceMesh, device: torch.device) -> Built:
     chosen = choose_attention(config, device)
     if chosen == attention.NAME:
         attention.register()
-    attention.route_flash(config.model.flash)
-    notes = _apply_liger(config, text.model_type, device)
-    with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(text, dtype=torch.float32, attn_implementation=chosen)
+    notes = [attention.route_flash(config.model.flash, device), *_apply_liger(config, text.model_type, device)]
+    if chosen == "flex_attention" and device.type == "cpu":
+        raise ModelError("model.attention = flex_attention: torch has no backward pass of it on a CPU")
+    try:
+        with torch.device("meta"):
+            lm = AutoModelForCausalLM.from_config(text, dtype=torch.float32, attn_implementation=chosen)
+    except (ImportError, ValueError) as error:  # how transformers says that an implementation cannot be used here
+        raise ModelError(f"model.attention = {chosen}: {str(error).split('. Please')[0]}") from error
+    if config.model.torchao_float8:
+        notes.append(quantized.convert(lm.base_model.layers, config.model.torchao_float8, device))
     fused = device.type == "cuda" if config.model.kernels == "auto" else config.model.kernels == "fused"
     bound = bindings.bind(lm, fused=fused, convolution=config.model.convolution)
     compiled = device.type == "cuda"
