@@ -116,7 +116,8 @@ def judge(found: Profile, *, straggling: float = 0.0, straggler: str = "") -> Bo
     cause, share = by_cause[0]
     known = Cause.UNKNOWN if cause is Cause.OTHER else cause
     busy = found.busy / found.wall
-    seen = max(found.coarse, (found.run.gpu_utilization or 0) / 100 if found.run else 0.0)
+    said = found.run.gpu_utilization if found.run else None
+    seen = found.coarse if said is None else said / 100
     paradox = cause in {Cause.LAUNCH, Cause.SCRIPT, Cause.DATA} and seen >= 0.9
     return Bound(
         cause=known,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -250,7 +251,7 @@ def _coarse(starts: array[float], ends: array[float], facts: DeviceFacts) -> Non
     for begin, end in zip(starts, ends, strict=True):
         first, last = int((begin - facts.window[0]) // 1000), int((end - facts.window[0]) // 1000)
         slices.update(range(first, last + 1))
-    count = max(1, int((facts.window[1] - facts.window[0]) // 1000 + 1))
+    count = max(1, math.ceil((facts.window[1] - facts.window[0]) / 1000))
     facts.coarse = min(1.0, len(slices) / count)
 
 
@@ -279,6 +280,7 @@ def _gaps(
                 _host_gap(
                     at,
                     until,
+                    launch=until if launch is None else min(launch, until),
                     data=data,
                     compiling=compiling,
                     silent=silent,
@@ -293,24 +295,26 @@ def _host_gap(
     begin: float,
     end: float,
     *,
+    launch: float,
     data: Cover,
     compiling: Cover,
     silent: Cover,
     wait_ends: array[float],
     idle: Idle,
 ) -> None:
-    rest = end - begin
-    read = data.length(begin, end)
-    compiled = min(rest - read, compiling.length(begin, end))
-    script = min(rest - read - compiled, silent.length(begin, end))
+    """A gap that ends with a kernel whose launch came late: what the host did until then is to blame."""
+    rest = launch - begin
+    read = data.length(begin, launch)
+    compiled = min(rest - read, compiling.length(begin, launch))
+    script = min(rest - read - compiled, silent.length(begin, launch))
     idle.data += read
     idle.compiling += compiled
     idle.script += script
-    launch = rest - read - compiled - script
-    idle.launch += launch
+    launching = end - begin - read - compiled - script
+    idle.launch += launching
     place = bisect_left(wait_ends, begin - _NEAR_US)
     if place < len(wait_ends) and wait_ends[place] <= min(end, begin + 5 * _NEAR_US):
-        idle.after_wait += launch
+        idle.after_wait += launching
 
 
 def _launch_times(recording: Recording, wanted: set[int]) -> Mapping[int, float]:

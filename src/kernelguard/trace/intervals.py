@@ -26,11 +26,11 @@ def gaps(merged: Sequence[Interval], begin: float, end: float, *, at_least: floa
     """What the intervals leave uncovered of a window; `merged` comes from `union`."""
     found, at = [], begin
     for start, stop in merged:
-        if start - at > at_least and start <= end:
-            found.append((at, min(start, end)))
-        at = max(at, stop)
-        if at >= end:
+        if start >= end:
             break
+        if start - at > at_least:
+            found.append((at, start))
+        at = max(at, stop)
     if end - at > at_least:
         found.append((at, end))
     return found

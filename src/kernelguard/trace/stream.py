@@ -36,8 +36,8 @@ _NEXT_EVENT = re.compile(r'[}\]]\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|ts|args)")')
 class TraceStream:
     """The events of one trace file, in file order; `header` has the document's other values once they are read."""
 
-    def __init__(self, path: Path, tell: Callable[[int], None] | None = None) -> None:
-        self.path = path
+    def __init__(self, path: Path, tell: Callable[[int], None] | None = None, *, block: int = BLOCK_BYTES) -> None:
+        self.path, self.block = path, block
         self.header: dict[str, Any] = {}
         self.events = 0
         self.skipped = 0
@@ -184,7 +184,7 @@ class TraceStream:
         """Read another block; False at the end."""
         if self._ended:
             return False
-        block = self._source.read(BLOCK_BYTES)
+        block = self._source.read(self.block)
         self.read_bytes += len(block)
         if self.read_bytes > LARGEST_BYTES:
             raise InputError(

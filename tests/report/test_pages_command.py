@@ -1,0 +1,242 @@
+"""`kernelguard profile` and `report` as real processes: what they print, write, and say of bad input."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from command import ROOT, Command
+from kernelguard.report.html import charts
+from kernelguard.report.html.charts import ErrorRow, Lane, Layer
+from kernelguard.report.profile import readable
+
+RESULTS = ROOT / "benchmarks/results"
+TRACE = RESULTS / "verify-h200-trace.json.gz"
+RUN = ROOT / "tests/data/runs/demo-train"
+SCHEMAS = ROOT / "src/kernelguard/schemas"
+
+
+def refused(command: Command, *said: str) -> None:
+    """Exit 2, one error line and a fix, and nothing on stdout."""
+    assert command.code == 2, command.err
+    assert command.out == ""
+    assert "Traceback" not in command.err
+    lines = command.err.strip().splitlines()
+    assert lines[0].startswith("error: ")
+    assert any(line.startswith("  fix: ") for line in lines), command.err
+    for words in said:
+        assert words in command.err, command.err
+
+
+@pytest.mark.parametrize(
+    "sources", [[TRACE], [RUN], [TRACE, RUN], [TRACE, TRACE]], ids=["trace", "run", "both", "ranks"]
+)
+def test_the_document_has_the_form_of_its_schema(sources: list[Path]) -> None:
+    done = Command("profile", *sources, "--json")
+    document = json.loads(done.out)
+    jsonschema.validate(document, json.loads((SCHEMAS / "profile.schema.json").read_text()))
+    assert (document["trace"] is None) == (sources == [RUN])
+    assert (document["run"] is None) == (RUN not in sources)
+    assert (document["ranks"] is None) == (sources != [TRACE, TRACE])
+    assert done.code == (0 if document["verdict"]["known"] else 3)
+    if document["trace"]:
+        assert sum(row["share"] for row in document["verdict"]["shares"]) == pytest.approx(1.0)
+
+
+def test_the_verdict_comes_first_at_80_columns() -> None:
+    done = Command("profile", TRACE, env={"COLUMNS": "80"})
+    assert done.code == 0
+    assert done.out.startswith("92% utilization and yet bound by host launch")
+    fixes = [line for line in done.out.splitlines() if line.lstrip().startswith("fix: ")]
+    # Only what is pasted may be longer: a command broken over two lines cannot be.
+    assert all(len(line) <= 80 for line in done.out.splitlines() if line not in fixes)
+    for words in ("CPU total", "GPU total", "top operators on the host", "top kernels on the GPU", "cudaLaunchKernel"):
+        assert words in done.out
+
+
+def test_the_page_can_be_made_again_from_its_document(tmp_path: Path) -> None:
+    """A profile's JSON is enough for `report`, so that it can be made where the trace is not."""
+    document = tmp_path / "profile.json"
+    document.write_text(Command("profile", TRACE, "--json").out)
+    done = Command("report", document, "-o", tmp_path / "page.html")
+    assert done.code == 0, done.err
+    assert "utilization and yet bound by host launch" in (tmp_path / "page.html").read_text()
+
+
+def test_a_page_loads_nothing(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    Command("profile", TRACE, "-o", page)
+    text = page.read_text()
+    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:|#)""", text)
+    assert not re.findall(r"@import|url\(|fetch\(|XMLHttpRequest", text)
+    assert "default-src 'none'" in text
+
+
+BAD: list[tuple[str, bytes, str]] = [
+    ("empty.json", b"", "it is empty"),
+    ("cut.json", b'{"traceEvents": [{"ph": "X", "cat": "ker', "it was cut off"),
+    ("cut.json.gz", gzip.compress(b'{"traceEvents": []}' * 99)[:40], "damaged gzip file, or it was cut off"),
+    ("none.json", b'{"traceEvents": []}', "no operator and no kernel"),
+    ("page.html", b"<html>", "is not JSON of a trace"),
+    ("sqlite.nsys-rep", b"SQLite format 3\x00", "is not JSON of a trace"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "said"), BAD, ids=[row[0] for row in BAD])
+def test_a_bad_trace_is_one_clear_line(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    refused(Command("profile", tmp_path / name, "-o", tmp_path / "out.html"), name, said)
+    assert not (tmp_path / "out.html").exists()
+
+
+def test_folders_and_files_that_are_not_there(tmp_path: Path) -> None:
+    refused(Command("profile", tmp_path / "absent.json"), "absent.json")
+    refused(Command("profile", tmp_path), "holds neither a trace")
+    refused(Command("report", tmp_path), "holds nothing that a report can show")
+    refused(Command("report", tmp_path / "absent.json"), "absent.json")
+    refused(Command("report", TRACE, TRACE, TRACE), "at most two")
+    (tmp_path / "steps.jsonl").write_text("{}\n[]\nnot json\n")
+    refused(Command("profile", tmp_path), "no finished step")
+
+
+def changed(path: Path, tmp: Path, **changes: Any) -> Path:
+    document = {**json.loads(path.read_text()), **changes}
+    new = tmp / path.name
+    new.write_text(json.dumps(document))
+    return new
+
+
+def test_a_newer_schema_is_told_with_the_way_to_read_it(tmp_path: Path) -> None:
+    for name in ("check-h200.json", "verify-h200-isolation.json"):
+        bad = changed(RESULTS / name, tmp_path, schema=99)
+        refused(Command("report", bad), "schema 99", "reads up to schema 1", "pip install --upgrade")
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps({"schema": 7, "kind": "profile"}))
+    refused(Command("report", profile), "schema 7")
+
+
+def test_a_damaged_report_names_what_is_wrong(tmp_path: Path) -> None:
+    refused(Command("report", changed(RESULTS / "check-h200.json", tmp_path, status="maybe")), "'maybe'")
+    refused(Command("report", changed(RESULTS / "check-h200.json", tmp_path, kind="lunch")), "kind 'lunch'")
+    (tmp_path / "list.json").write_text("[1]")
+    refused(Command("report", tmp_path / "list.json"), "holds a list")
+    (tmp_path / "half.json").write_text('{"schema": 1, ')
+    refused(Command("report", tmp_path / "half.json"), "not JSON")
+
+
+@pytest.mark.parametrize("command", [["profile", str(TRACE)], ["report", str(RESULTS / "check-h200.json")]])
+def test_no_space_to_write_leaves_the_old_page_whole(tmp_path: Path, command: list[str]) -> None:
+    """A file-size limit fails the write as a full disk does."""
+    page = tmp_path / "page.html"
+    page.write_text("the old page")
+    executable = Path(sys.executable).parent / "kernelguard"
+    script = f"ulimit -f 1; exec {executable} {' '.join(command)} -o {page}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "cannot write" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert page.read_text() == "the old page"
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_two_runs_show_what_changed(tmp_path: Path) -> None:
+    slow = tmp_path / "slow"
+    slow.mkdir()
+    rows = [json.loads(line) for line in (RUN / "steps.jsonl").read_text().splitlines()]
+    halved = [{**row, "step_s": row["step_s"] * 2, "tokens_per_s": row["tokens_per_s"] / 2} for row in rows]
+    (slow / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in halved))
+    page = tmp_path / "page.html"
+    assert Command("report", RUN, slow, "-o", page).code == 0
+    text = page.read_text()
+    assert "2.00 times" in text
+    assert "0.50 times" in text
+    assert Command("report", RUN, RUN, "-o", page).code == 0
+    assert "Nothing that both tell has changed" in page.read_text()
+
+
+def test_a_folder_is_shown_with_what_it_holds_and_what_it_does_not(tmp_path: Path) -> None:
+    (tmp_path / "check.json").write_bytes((RESULTS / "check-h200.json").read_bytes())
+    (tmp_path / "verdict.json").write_bytes((RESULTS / "verify-h200-isolation.json").read_bytes())
+    (tmp_path / "other.json").write_text("{}")
+    page = tmp_path / "page.html"
+    assert Command("report", tmp_path, "-o", page).code == 0
+    text = page.read_text()
+    for words in (
+        "The model, layer by layer",
+        "Do packed samples stay apart?",
+        "Files that are not shown",
+        "other.json",
+    ):
+        assert words in text
+
+
+def test_a_verdict_that_is_not_whole_is_no_pass(tmp_path: Path) -> None:
+    """48 of 236 configurations were not measured: the headline must not say that all is right."""
+    page = tmp_path / "page.html"
+    Command("report", RESULTS / "verify-h200-fla060-triton371.json", "-o", page)
+    headline = re.search(r"<h1>(.*?)</h1>", page.read_text())
+    assert headline is not None
+    assert headline[1] == "Right in what was measured, and not everything was"
+
+
+def test_a_wrong_kernel_is_the_headline(tmp_path: Path) -> None:
+    document = json.loads((RESULTS / "verify-h200-fla060-triton371.json").read_text())
+    document["probes"][1]["outcome"] = "wrong"
+    file = tmp_path / "v.json"
+    file.write_text(json.dumps(document))
+    Command("report", file, "-o", tmp_path / "p.html")
+    assert (
+        f"<h1>No: {document['probes'][1]['symbol']} computes the wrong thing</h1>" in (tmp_path / "p.html").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("void at::native::reduce_kernel<4, at::native::ReduceOp<float> >(Op)", "reduce_kernel<4, ReduceOp<float> >"),
+        ("chunk_fwd_kernel_o", "chunk_fwd_kernel_o"),
+        ("void (anonymous namespace)::softmax_warp<float, 7>(float*)", "softmax_warp<float, 7>"),
+    ],
+)  # fmt: skip
+def test_kernel_names_lose_what_all_share(name: str, said: str) -> None:
+    assert readable(name) == said
+
+
+def test_a_timeline_is_filled_as_far_as_its_slices() -> None:
+    lane = Lane(title="GPU", layers=(("gemm", (0.25, 0.0)), ("memory", (0.5, 0.0))))
+    first, second = re.findall(r'd="M[\d.]+ ([\d.]+)H', charts.timeline([lane], 1000, "l"))
+    # A lane is 54 high and begins at 8; the second colour stands on the first.
+    assert float(first) == 8 + 54 * 0.75
+    assert float(second) == pytest.approx(8 + 54 * 0.25)
+
+
+def test_an_error_beyond_its_limit_lies_right_of_the_bar() -> None:
+    row = ErrorRow(label="gradient q", error=0.5, plain=0.01, allowed=0.05, right=False)
+    svg = charts.errors([row], "x")
+    bar = re.search(r'<rect x="250" y="[^"]+" width="([\d.]+)"', svg)
+    square = re.search(r'<rect x="([\d.]+)" y="[^"]+" width="10"', svg)
+    assert bar is not None
+    assert square is not None
+    assert float(square[1]) > 250 + float(bar[1])
+    assert "1000%" in svg
+    assert "<circle" not in svg
+
+
+def test_a_stack_has_every_layer_once() -> None:
+    layers = [Layer(kind="a", css="pass"), Layer(kind="b", css="fail")] * 32
+    svg = charts.stack(layers, "x")
+    assert svg.count('class="layer-pass"') == svg.count('class="layer-fail"') == 32
+
+
+def test_texts_in_drawings_are_escaped() -> None:
+    row = ErrorRow(label="<b>", error=1.0, plain=None, allowed=None, right=True)
+    assert "<b>" not in charts.errors([row], '"<i>')
+    assert "<i>" not in charts.stack([Layer(kind="<i>", css="pass")], "<i>")
