@@ -17,12 +17,14 @@ _WORSE = ("none", "pass", "warn", "unknown", "fail")
 _RIGHT = {"right", "no-backward"}
 _MOST_TENSORS = 60
 """Of one case; a verdict's file has all."""
-_HEAD = {
-    "pass": "Yes: this model runs on its fused kernels",
-    "warn": "Yes, with something to know",
-    "fail": "No: this run would not be on its fused kernels",
-    "unknown": "It cannot be told yet",
+_YES = {
+    "resolve": "Kernels exist for every fast path of this model here",
+    "import": "The model is bound to its fused kernels",
+    "interpreted": "The model is bound to its fused kernels, and they ran in an interpreter",
+    "gpu": "The model runs on its fused kernels, and they compute the right thing",
 }
+"""By the level that was reached: no level claims what only the next one shows."""
+_NO = {"fail": "No: this run would not be on its fused kernels", "unknown": "It cannot be told yet"}
 
 
 def render_report(sources: Sequence[Gathered]) -> str:
@@ -106,7 +108,7 @@ def _numbers_word(probe: Mapping[str, Any]) -> str:
 
 def _headline(source: Gathered) -> tuple[str, str]:
     if source.check is not None:
-        return _HEAD[source.check["status"]], _check_lead(source.check)
+        return _check_headline(source.check), _check_lead(source.check)
     if source.verdict is not None:
         return _verdict_headline(source.verdict)
     if source.run is not None:
@@ -121,6 +123,15 @@ def _headline(source: Gathered) -> tuple[str, str]:
         head, _, rest = str(source.profile["verdict"]["sentence"]).partition(": ")
         return head, rest
     return "What ran here", "The attestation of a launch."
+
+
+def _check_headline(check: Mapping[str, Any]) -> str:
+    if check["status"] in _NO:
+        return _NO[check["status"]]
+    if not check["fast_paths"]:
+        return "This run needs no fused kernel that transformers would fall back from"
+    more = ", with something to know" if check["status"] == "warn" else ""
+    return f"Yes: {_YES[check['reached']][:1].lower()}{_YES[check['reached']][1:]}{more}"
 
 
 def _check_lead(check: Mapping[str, Any]) -> str:
@@ -213,6 +224,7 @@ def _model(check: Mapping[str, Any]) -> dict[str, Any]:
             "kind": kind,
             "count": counts[kind],
             "status": worst[kind],
+            "narrower": bool(order) and kind != order[0],
             "paths": [
                 {"symbol": path["symbol"], "status": path["status"], "bound_to": path["bound_to"] or "not observed"}
                 for path in paths
@@ -224,6 +236,7 @@ def _model(check: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "rows": rows,
         "unplaced": unplaced,
+        "observed": any(path["bound_to"] for path in check["fast_paths"]),
         "ordered": bool(check["model"].get("layer_order")),
         "svg": charts.stack([charts.Layer(kind=kind, css=worst.get(kind, "none")) for kind in order], label)
         if order
