@@ -253,6 +253,21 @@ def test_the_ladder_spends_the_budget_and_no_more() -> None:
     assert recompute.ladder(kinds, cost, 20) == ["selective"] * 8  # type: ignore[arg-type]
 
 
+def test_ranks_that_measure_different_memory_recompute_the_same_layers() -> None:
+    cost = {("a", rung): size for rung, size in zip(("none", "selective", "full"), (10, 4, 1), strict=True)}
+    dearer = {key: size + 2 for key, size in cost.items() if key[1] != "full"} | {("a", "full"): 1}
+    together = [[*cost.values(), -30], [*dearer.values(), -60]]
+
+    def worst(_own: list[int]) -> list[int]:
+        return [max(pair) for pair in zip(*together, strict=True)]
+
+    first, second = (recompute.decide(["a"] * 6, c, b, worst) for c, b in ((cost, 30), (dearer, 60)))  # type: ignore[arg-type]
+    assert first == second == recompute.ladder(["a"] * 6, dearer, 30)  # type: ignore[arg-type]
+    alone = recompute.decide(["a"] * 6, cost, 30, lambda numbers: numbers)  # type: ignore[arg-type]
+    assert alone != first, "the premise: the other rank's measure matters"
+    assert recompute.decide(["a"], cost, -5, lambda numbers: numbers) == ["full"]  # type: ignore[arg-type]
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo looks at gathered weights
 def test_compiled_submodules_compute_the_same(tmp_path: Path, alone: Ranks) -> None:
     folder = tiny.write_config(tmp_path, "llama")

@@ -40,6 +40,12 @@ class Ranks:
         dist.all_reduce(tensor)
         return tuple(int(number) for number in tensor)
 
+    def worst(self, numbers: Sequence[int]) -> list[int]:
+        """The largest of each number over all ranks."""
+        tensor = torch.tensor(numbers, dtype=torch.int64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return [int(number) for number in tensor]
+
     def gather(self, numbers: Sequence[float]) -> tuple[tuple[float, ...], ...]:
         """Equally many numbers of each rank, in the order of ranks, on all of them; through the CPU too."""
         own = torch.tensor(numbers, dtype=torch.float64)

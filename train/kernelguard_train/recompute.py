@@ -106,7 +106,25 @@ def kind_of(layer: nn.Module) -> str:
     return "+".join(name for name, _ in layer.named_children())
 
 
-def choose(layers: Sequence[nn.Module], run: Callable[[], None], device: torch.device, reserve: int) -> list[Rung]:
+def decide(
+    kinds: Sequence[str], cost: dict[tuple[str, Rung], int], budget: int, worst: Callable[[list[int]], list[int]]
+) -> list[Rung]:
+    """The same rungs on every rank: by the largest cost and the smallest budget that any of them measured.
+
+    Ranks that recompute different layers would gather their weights at different moments, and wait for each other.
+    `worst` gives the largest of each number over all ranks.
+    """
+    *costs, spent = worst([*cost.values(), -budget])
+    return ladder(kinds, dict(zip(cost, costs, strict=True)), max(0, -spent))
+
+
+def choose(
+    layers: Sequence[nn.Module],
+    run: Callable[[], None],
+    device: torch.device,
+    reserve: int,
+    worst: Callable[[list[int]], list[int]],
+) -> list[Rung]:
     """Measures and sets a rung for every layer; `run` is one forward and backward pass.
 
     Args:
@@ -114,6 +132,7 @@ def choose(layers: Sequence[nn.Module], run: Callable[[], None], device: torch.d
         run: A pass over a batch of full size. Gradients it leaves stay allocated, as they will be in training.
         device: A CUDA device.
         reserve: Bytes that will be allocated later: the optimizer's state.
+        worst: The largest of each number over all ranks.
     """
     kinds = [kind_of(layer) for layer in layers]
     cost: dict[tuple[str, Rung], int] = {}
@@ -131,7 +150,7 @@ def choose(layers: Sequence[nn.Module], run: Callable[[], None], device: torch.d
     total = torch.cuda.get_device_properties(device).total_memory
     others = total - torch.cuda.mem_get_info(device)[0] - torch.cuda.memory_reserved(device)
     budget = int(total * _HEADROOM) - others - torch.cuda.max_memory_allocated(device) - reserve
-    chosen = ladder(kinds, cost, max(0, budget))
+    chosen = decide(kinds, cost, budget, worst)
     for layer, rung in zip(layers, chosen, strict=True):
         set_rung(layer, rung)
     return chosen

@@ -191,7 +191,7 @@ def _choose_rungs(built: Built, step: Step, ranks: Ranks) -> None:
     def run() -> None:
         (built.network(batch) * 0.0).backward()
 
-    rungs = recompute.choose(built.parts.layers, run, ranks.device, reserve)
+    rungs = recompute.choose(built.parts.layers, run, ranks.device, reserve, ranks.worst)
     built.network.zero_grad(set_to_none=True)
     log.info("recompute: %s", ", ".join(f"{rungs.count(rung)} layers {rung}" for rung in recompute.RUNGS))
 
