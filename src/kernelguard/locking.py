@@ -21,7 +21,7 @@ from kernelguard.judge.values import Finding
 from kernelguard.lock import Lock, Places, Subject, check_lock, load_lock, make_lock, sync, write_lock
 from kernelguard.lock.check import take_inventory
 from kernelguard.lock.document import dumps
-from kernelguard.lock.recorded import record_lock
+from kernelguard.lock.recorded import kernel_distributions, record_lock
 from kernelguard.matrix import kernel_packages
 from kernelguard.observe.targets import target
 from kernelguard.resolve import Market, Options, fleet, matrix, needs_of, resolve
@@ -116,12 +116,19 @@ def run_record(request: Request, python: Path | None, output: Path, environ: Map
         level="import",
     )
     check = run_check(asked, environ)
+    paths = needed_paths(check.declaration, check.intent, check.bindings)
+    environment = check.environment
     lock = record_lock(
         check.declaration.config,
         check.intent,
-        needed_paths(check.declaration, check.intent, check.bindings),
-        environment=check.environment,
-        inventory=take_inventory(Path(check.environment.executable or ""), None, deep=True),
+        paths,
+        environment=environment,
+        inventory=take_inventory(
+            Path(environment.executable or ""),
+            None,
+            hashed=kernel_distributions(paths, environment),
+            records=True,
+        ),
         bindings=check.bindings,
     )
     output.write_text(dumps(lock), encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,11 +63,24 @@ def check_lock(
     return tuple(findings)
 
 
-def take_inventory(python: Path, lock: Lock | None, *, deep: bool = False, timeout: float = 600.0) -> Inventory:
-    """Ask an interpreter what it has; raises as `check_lock`. Without a lock nothing is hashed."""
-    hashed = sorted({p.name for p in lock.pins if p.role is Role.KERNEL} | _ALWAYS_HASHED) if lock is not None else []
+def take_inventory(
+    python: Path,
+    lock: Lock | None,
+    *,
+    deep: bool = False,
+    hashed: Iterable[str] = (),
+    records: bool = False,
+    timeout: float = 600.0,
+) -> Inventory:
+    """Ask an interpreter what it has; raises as `check_lock`. Without a lock only `hashed` is hashed.
+
+    `records`: give every distribution's RECORD, also of those that are not hashed.
+    """
+    if lock is not None:
+        hashed = {p.name for p in lock.pins if p.role is Role.KERNEL} | _ALWAYS_HASHED
+    request = {"hash": sorted(hashed), "hash_all": deep, "records": records}
     try:
-        result = run_worker(str(python), "inventory", {"hash": hashed, "hash_all": deep}, timeout=timeout)
+        result = run_worker(str(python), "inventory", request, timeout=timeout)
     except OSError as error:
         raise InputError(f"{python} cannot be run: {error}", hint="name the interpreter with --python") from error
     if not result.finished:

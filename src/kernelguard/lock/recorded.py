@@ -34,7 +34,9 @@ def record_lock(
 ) -> Lock:
     """The lock of an environment as it is.
 
-    `inventory` has to hold every RECORD (`take_inventory(..., deep=True)`); `fast_paths` are those that the run needs.
+    `inventory` has to hold every RECORD (`take_inventory(..., records=True)`), with the distributions of
+    `kernel_distributions` hashed; `fast_paths` are those that the run needs. What holds no kernel and has no RECORD
+    that its files equal is left out, and a note says so.
 
     Raises:
         UndeterminedError: something that a lock needs is not installed, or is not what its RECORD says.
@@ -42,9 +44,14 @@ def record_lock(
     if environment.torch is None or environment.python is None or environment.machine is None:
         raise UndeterminedError(f"{environment.origin} has no torch, so there is nothing to lock")
     kernels = {name for path in fast_paths for name in _distributions(path, environment)}
-    pins = []
+    pins, left_out = [], []
     for name, found in sorted(inventory.distributions.items()):
         if name in _NOT_PINNED:
+            continue
+        torch = name.startswith(_TORCH_FAMILY)
+        if name not in kernels and not torch and (found["changed"] or not found["record"]):
+            # What another package manager installed, or a person changed; it holds no kernel.
+            left_out.append(name)
             continue
         if found["changed"]:
             path, problem = found["changed"][0]
@@ -52,7 +59,6 @@ def record_lock(
         if not found["record"]:
             raise UndeterminedError(f"{name} {found['version']} has no RECORD, so nothing says what its files are")
         digest = record_digest((path, sha) for path, sha in found["record"])
-        torch = name.startswith(_TORCH_FAMILY)
         pins.append(
             Pin(
                 name=name,
@@ -94,8 +100,13 @@ def record_lock(
         ),
         pins=tuple(pins),
         admits_launch=cuda is not None and bool(gpus) and all(served.values()),
-        notes=(NOTE,),
+        notes=(NOTE, *([f"not pinned, as no RECORD tells their files: {', '.join(left_out)}"] if left_out else [])),
     )
+
+
+def kernel_distributions(fast_paths: Sequence[FastPath], environment: Environment) -> frozenset[str]:
+    """The installed distributions that serve fast paths, and torch and triton themselves."""
+    return frozenset({name for p in fast_paths for name in _distributions(p, environment)} | {"torch", "triton"})
 
 
 def _distributions(path: FastPath, environment: Environment) -> list[str]:

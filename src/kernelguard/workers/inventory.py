@@ -1,6 +1,7 @@
 """What is installed here, and are the files what their RECORD says? Run by the observed interpreter; standard library.
 
-Request: `{"hash": [names], "hash_all": bool}`. Records: one per distribution, and one per file that two of them own.
+Request: `{"hash": [names], "hash_all": bool, "records": bool}`; `records`: give every RECORD, hashed or not.
+Records: one per distribution, and one per file that two of them own.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _describe(
         "location": str(dist.locate_file("")),
         "shadow": shadow,
         "has_record": files is not None,
-        "record": record if hashed else [],
+        "record": record if hashed or request.get("records") else [],
         "changed": changed,
     }
 
