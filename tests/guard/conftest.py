@@ -5,4 +5,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "verify"))
+for _name in ("verify", "resolve"):
+    sys.path.append(str(Path(__file__).resolve().parent.parent / _name))

@@ -5,11 +5,14 @@ Rows 9, 11, 12, 16 and 18 of the catalogue in docs/guard.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kernelguard.guard.expectation import Expectation, Finding
 from kernelguard.guard.live_functions import configurations
+
+FUSE_ALL = frozenset({"mamba_split_conv1d_scan_combined", "mamba_inner_fn"})
+"""Kernels that do the convolution and the scan in one, in training and without a cache only."""
 
 
 def sub_models(model: Any) -> tuple[tuple[str, Any], ...]:
@@ -119,11 +122,17 @@ def _get(thing: Any, name: str) -> Any:
     return thing.get(name) if isinstance(thing, dict) else getattr(thing, name, None)
 
 
-def judge_cache(model: Any, mixer_got_cache: bool) -> Iterator[Finding]:
-    """A cache in training makes Mamba 2 go around its fused kernel (row 16)."""
-    if mixer_got_cache and model.training:
-        what = "a cache is passed while training: the fused scan of this layer runs only without one"
-        yield Finding("cache-in-training", "fail", what, "config.use_cache = False, on the sub-configurations too")
+def judge_cache(symbols: Iterable[str], *, mixer_got_cache: bool) -> Iterator[Finding]:
+    """A cache in training makes Mamba go around its fused kernels (row 16)."""
+    if not mixer_got_cache:
+        return
+    fix = "config.use_cache = False, on the sub-configurations too"
+    fused = sorted(FUSE_ALL.intersection(symbols))
+    if fused:
+        what = f"a cache is passed while training: {fused[0]} runs only without one"
+        yield Finding("cache-in-training", "fail", what, fix)
+    else:
+        yield Finding("cache-in-training", "warn", "a cache is filled while training, which nothing reads", fix)
 
 
 def judge_export(model: Any) -> Iterator[Finding]:
@@ -133,8 +142,7 @@ def judge_export(model: Any) -> Iterator[Finding]:
     exporting = getattr(torch.compiler, "is_exporting", None)
     if exporting is not None and exporting():
         yield Finding("export", "fail", "the model is being exported: every kernel is replaced by its PyTorch form")
-    exported = [name for name, part in model.named_modules() if type(part).__name__ == "GraphModule"]
-    exported += ["the model"] if type(model).__name__ == "GraphModule" else []
+    exported = [name for name, part in model.named_modules() if isinstance(part, torch.fx.GraphModule)]
     if exported:
         what = f"{exported[0] or 'the model'} is an exported graph: no function in it can be read"
         yield Finding("export", "unknown", what, "train the model itself")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import inspect
+import re
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,10 @@ from kernelguard.workers import bound
 _DECODING = ("_update", "fused_recurrent_")
 _BOUNDARY = {"causal_conv1d_fn": "seq_idx", "chunk_gated_delta_rule": "cu_seqlens", "chunk_kda": "cu_seqlens"}
 _BOUNDARY_OF_MAMBA = "seq_idx"
+_DECORATOR = (
+    r"@use_kernel_func_from_hub_with_fallback\(\s*(?:func_name=)?[\"'](\w+)[\"']\s*,"
+    r"\s*(?:package=)?[\"'](\w+)[\"'][^)]*\)"
+)
 # Kernels that releases up to 5.14 keep as attributes of each layer.
 _LAYER_ATTRIBUTES = (
     "causal_conv1d_fn",
@@ -61,7 +66,9 @@ _MECHANISM = {"kernel": "package", "hub": "hub", "torch": "torch", "other": "oth
 def read_bound(model: Any, expected: Expectation) -> tuple[Bound, ...]:
     """Every kernel of the model: those that the ticket names, else those that its modules declare."""
     if expected.paths:
-        return tuple(_of_path(path, expected) for path in expected.paths)
+        # A layer of the hub is no function of a module: whether it was put in is looked at in the model itself.
+        paths = [p for p in expected.paths if p.mechanism != "hub" or (p.module, p.symbol) in expected.sites]
+        return tuple(_of_path(path, expected) for path in paths)
     return tuple(_declared(modeling_modules(model)))
 
 
@@ -121,9 +128,7 @@ def _declared(modules: Iterable[types.ModuleType]) -> Iterator[Bound]:
             cells = _decorated(value)
             if cells is None:
                 continue
-            symbol = str(cells.get("func_name") or getattr(cells["implementation"], "__name__", name))
-            inner = bound.innermost(cells["implementation"])
-            package = str(cells.get("package") or str(getattr(inner, "__module__", "")).partition(".")[0])
+            symbol, package = _names_given(module, name, cells)
             if symbol.startswith(_DECODING) or symbol.endswith(_DECODING):
                 continue
             try:
@@ -134,6 +139,24 @@ def _declared(modules: Iterable[types.ModuleType]) -> Iterator[Bound]:
                 yield Bound(module.__name__, symbol, name, "unknown", "", detail=str(error), package=package)
             else:
                 yield _from_fact(module.__name__, symbol, name, package, fact)
+
+
+def _names_given(module: types.ModuleType, name: str, cells: dict[str, Any]) -> tuple[str, str]:
+    """The kernel's name and package that the decorator was given: in its closure, else in the source above `def`."""
+    if "func_name" in cells and "package" in cells:
+        return str(cells["func_name"]), str(cells["package"])
+    found = re.search(_DECORATOR + rf"\ndef {re.escape(name)}\(", _source(module))
+    if found:
+        return found.group(1), found.group(2)
+    inner = bound.innermost(cells["implementation"])
+    return name, str(getattr(inner, "__module__", "")).partition(".")[0]
+
+
+def _source(module: types.ModuleType) -> str:
+    try:
+        return inspect.getsource(module)
+    except (OSError, TypeError):
+        return ""
 
 
 def _decorated(value: Any) -> dict[str, Any] | None:
@@ -246,7 +269,7 @@ def judge_layers(model: Any, expected: Expectation) -> Iterator[Finding]:
         if not flag:
             yield Finding("gated-off", "fail", f"{name}.is_fast_path_available is False: {type(layer).__name__} runs "
                           "PyTorch code throughout", "install all packages that the flag asks for")  # fmt: skip
-        elif _is_compiled(model):
+        elif is_compiled(model):
             yield Finding("blocked-by-compile", "fail", f"the model is compiled, and {name} refuses its kernels while "
                           "torch.compile traces", "leave torch.compile off, or use transformers 5.17")  # fmt: skip
         elif not any(p.is_cuda for p in layer.parameters()) and expected.device == "cuda":
@@ -265,7 +288,8 @@ def _reads_flag(layer: Any) -> bool:
     return code is not None and "is_fast_path_available" in code.co_names
 
 
-def _is_compiled(model: Any) -> bool:
+def is_compiled(model: Any) -> bool:
+    """Whether torch.compile has been put around the model or a part of it."""
     parts = model.modules()
     return any(type(m).__name__ == "OptimizedModule" or getattr(m, "_compiled_call_impl", None) for m in parts)
 

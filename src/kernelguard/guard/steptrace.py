@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernelguard.guard.expectation import Expectation, Finding
+from kernelguard.guard.live_choices import FUSE_ALL
 from kernelguard.guard.live_functions import Bound, cell_of
 
 # Operators that only a slow path runs, whatever the model; a ticket says more.
@@ -19,8 +20,6 @@ _SLOW_ANYWHERE: Mapping[str, tuple[str, ...]] = {
     "scaled_dot_product_attention": ("aten::_scaled_dot_product_attention_math",),
     "grouped_mm": ("transformers::grouped_mm_fallback",),
 }
-# Mamba 2's fused form of everything between its two projections.
-_FUSES_ALL = "mamba_split_conv1d_scan_combined"
 
 
 @dataclass
@@ -157,10 +156,10 @@ def _never_called(counts: Mapping[tuple[str, str], int], expected: Expectation) 
         if count or not _matters(symbol, expected):
             continue
         beside = {other: n for (place, other), n in counts.items() if place == module and other != symbol}
-        if beside.get(_FUSES_ALL):
+        if any(beside.get(fused) for fused in FUSE_ALL):
             # It does the work of the convolution and of the scan in one.
             continue
-        if symbol == _FUSES_ALL and any(beside.values()):
+        if symbol in FUSE_ALL and any(beside.values()):
             why = "a cache in training makes the layer go around it"
         elif expected.ticketed:
             why = "a setting or another class goes around it"

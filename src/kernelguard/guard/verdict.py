@@ -11,6 +11,7 @@ from kernelguard.guard.outcome import Differing, Outcome, RankState, ranks_text
 from kernelguard.guard.ticket import CODE_CONFIGURATION, CODE_NODE, CODE_UNKNOWN, Ticket
 
 _HARDWARE = frozenset({"GPU", "capability", "driver"})
+_NOT_SET = "not set"
 # What every rank may have for itself, and nobody wants to read about.
 _MOST_NOTES = 12
 
@@ -160,11 +161,13 @@ def _value(report: Report, name: str) -> str | None:
 
 
 def _right(name: str, values: Mapping[str, Sequence[int]], expected: Mapping[str, str]) -> str:
-    """The value that a field should have: the verdict's, else the most frequent one; of equals none is."""
+    """The value that a field should have: the verdict's, else the usual one, else the most frequent; of equals none."""
     if name in expected:
         return expected[name]
     if name.startswith("files of "):
         return "as installed"
+    if name.startswith("variable ") and _NOT_SET in values:
+        return _NOT_SET
     counts = Counter({value: len(ranks) for value, ranks in values.items()}).most_common(2)
     if len(counts) == 2 and counts[0][1] == counts[1][1]:
         return ""

@@ -7,6 +7,7 @@ first optimizer step everything is read once more and every hook is taken away.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 
 from kernelguard.guard import batch, live_choices, live_functions, live_layers, steptrace
 from kernelguard.guard.expectation import Expectation, Finding, expectation
+from kernelguard.guard.first_call import FirstCall
 from kernelguard.guard.outcome import Outcome, RankState, describe, publish, write_json
 from kernelguard.guard.ranks import PlaceError, read_place
 from kernelguard.guard.ticket import CODE_CONFIGURATION, CODE_UNKNOWN, VARIABLE, Ticket, load_ticket
@@ -35,6 +37,9 @@ class Refused(SystemExit):
 
     def __str__(self) -> str:
         return "; ".join(f.what for f in self.findings)
+
+
+_active: list[Watch] = []
 
 
 @dataclass
@@ -63,6 +68,8 @@ class Watch:
         """`waiting`, `first-step`, `done`."""
         self._on_refusal = on_refusal
         self._hooks = _Hooks()
+        self._step_hooks = _Hooks()
+        self._optimizer: Any = None
         self._model: Any = None
         self._bound: tuple[live_functions.Bound, ...] = ()
         self._hub: dict[str, str] = {}
@@ -70,47 +77,44 @@ class Watch:
         self._recorder = steptrace.Recorder()
         self._counter: steptrace.CallCounter | None = None
         self._trace: steptrace.StepTrace | None = None
-        self._batch_judged = False
         self._forwards = 0
+        self._compiled = False
+        self._wanted: Any = None
+        self._first_call = FirstCall(self._is_training, self._first)
 
     # --- when -----------------------------------------------------------------------------------------------------
 
     def wait_for_any_model(self) -> None:
         """Start with the first model that trains in this process. torch has been imported."""
-        import torch
-
-        handle = torch.nn.modules.module.register_module_forward_pre_hook(self._any_forward)
-        self._hooks.add(handle)
-        self._after_steps()
+        self._take_over()
+        self._first_call.open()
 
     def wait_for(self, model: Any, optimizer: Any = None) -> None:
-        """Start with the first forward of this model."""
-        self._hooks.add(model.register_forward_pre_hook(self._any_forward))
-        if optimizer is not None and hasattr(optimizer, "register_step_post_hook"):
-            self._hooks.add(optimizer.register_step_post_hook(self._stepped))
-        else:
-            self._after_steps()
+        """Start with the first call of this model, whatever it is wrapped in by then."""
+        self._wanted, self._optimizer = model, optimizer
+        self.wait_for_any_model()
 
-    def _after_steps(self) -> None:
+    def _wait_for_the_step(self) -> None:
+        """The end of step 1 is the first step of the given optimizer, or of any."""
+        if self._optimizer is not None and hasattr(self._optimizer, "register_step_post_hook"):
+            self._step_hooks.add(self._optimizer.register_step_pre_hook(self._before_step))
+            self._step_hooks.add(self._optimizer.register_step_post_hook(self._stepped))
+            return
         from torch.optim import optimizer
 
-        self._hooks.add(optimizer.register_optimizer_step_pre_hook(self._before_step))
-        self._hooks.add(optimizer.register_optimizer_step_post_hook(self._stepped))
+        self._step_hooks.add(optimizer.register_optimizer_step_pre_hook(self._before_step))
+        self._step_hooks.add(optimizer.register_optimizer_step_post_hook(self._stepped))
 
-    def _any_forward(self, module: Any, _args: Any) -> None:
-        if self.state != "waiting" or not self._is_training(module):
-            return
-        # Of all modules only a few are looked at from here on: a hook on every one of them is what costs.
-        self._hooks.remove()
-        self._after_steps()
-        self.state = "first-step"
-        self._guarded(lambda: self._begin(module))
+    def _take_over(self) -> None:
+        """Of several guards in one process (a wrapper's and a callback's) the last one looks."""
+        for other in _active:
+            if other.state != "done":
+                other.close()
+        _active[:] = [self]
 
     def _is_training(self, module: Any) -> bool:
-        import torch
-
-        if not module.training or not torch.is_grad_enabled():
-            return False
+        if self._wanted is not None:
+            return any(part is self._wanted for part in module.modules())
         known = {path.module for path in self.expected.paths}
         ours = any(
             type(part).__module__ in known or any(base.__name__ == "PreTrainedModel" for base in type(part).__mro__)
@@ -118,35 +122,46 @@ class Watch:
         )
         return ours and any(parameter.requires_grad for parameter in module.parameters())
 
-    def _begin(self, model: Any) -> None:
+    def _first(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Any) -> Any:
+        """The first call of the model in training."""
+        self.state = "first-step"
+        self._wait_for_the_step()
+        self._guarded(lambda: self._begin(model, args, kwargs))
+        output = call(model, *args, **kwargs)
+        if self.state == "first-step":
+            # The batch has gone through every layer: a leak is told before anything is learned from it.
+            self._guarded(self._judge_batch)
+        return output
+
+    def _begin(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The model is built, and its first step begins."""
         self._model = model
+        self._compiled = live_functions.is_compiled(model)
+        # A profiler that still records when the interpreter ends takes the process with it.
+        atexit.register(self.close)
         self._read("when the model was built")
         self._end_if_refused()
-        self._look_at_the_batch()
-        if not _is_compiled(model):
+        self._saw_the_call(args, kwargs)
+        if not self._compiled:
+            self._look_at_the_batch()
             self._counter = steptrace.CallCounter(self._bound)
         self._record()
-        self._hooks.add(model.register_forward_hook(self._first_forward_done))
-        self._hooks.add(model.register_forward_pre_hook(self._next_forward))
 
     def _record(self) -> None:
         problem = self._recorder.start()
         self._trace = steptrace.StepTrace(problem=problem) if problem else None
 
-    def _first_forward_done(self, _module: Any, _args: Any, _output: Any) -> None:
-        """The batch has gone through every layer: a leak is told before anything is learned from it."""
-        if not self._batch_judged:
-            self._batch_judged = True
-            self._guarded(self._judge_batch)
-
     def _judge_batch(self) -> None:
         needed = [batch.SIGNAL_OF_ARGUMENT[name] for name in self._arguments()]
         attention = str(getattr(self._config(), "_attn_implementation", "") or "")
+        symbols = [entry.symbol for entry in self._bound]
         self._add(batch.judge_batch(self._seen, self.expected, needed, attention, self._ends()), "in the first batch")
-        self._add(live_choices.judge_cache(self._model, self._seen.mixer_got_cache), "in the first batch")
+        self._add(live_choices.judge_cache(symbols, mixer_got_cache=self._seen.mixer_got_cache), "in the first batch")
         self._seen = batch.Seen()
         self._end_if_refused()
+        self._hooks.remove()
+        if not self._compiled:
+            self._hooks.add(self._model.register_forward_pre_hook(self._next_forward))
 
     def _next_forward(self, _module: Any, _args: Any) -> None:
         """Another micro-batch of the first step: one is enough to trace."""
@@ -154,6 +169,10 @@ class Watch:
         self._stop_recording()
         if self._forwards >= _MOST_FORWARDS:
             self._guarded(self._end_of_step)
+
+    def _next_step_begins(self, _module: Any, _args: Any) -> None:
+        """Nothing of the guard is left when step 2 begins."""
+        self.close()
 
     def _before_step(self, *_arguments: Any) -> None:
         if self.state == "first-step":
@@ -179,7 +198,7 @@ class Watch:
 
     def _end_of_step(self) -> None:
         """The first step is over: judge it, read everything again, and go away."""
-        self.close()
+        self._let_go()
         counts = self._counter.counts if self._counter is not None else {}
         before = {(entry.module, entry.symbol): entry.value for entry in self._bound}
         self._add(steptrace.judge_trace(self._trace or steptrace.StepTrace(), counts, self.expected), "in step 1")
@@ -187,14 +206,27 @@ class Watch:
         self._read("after step 1")
         self._add(self._drifted(before, hub), "after step 1")
         self._write()
-        self._model = None
         self._end_if_refused()
+        self._model = None
         print(self.summary(), file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Take every hook away and put every kernel back."""
-        self.state = "done"
+        self._let_go()
         self._hooks.remove()
+        self._step_hooks.remove()
+        atexit.unregister(self.close)
+
+    def _let_go(self) -> None:
+        """The same, but for the optimizer's hooks: one of them may be running, and its list must not change now.
+
+        The next forward takes them away; a compiled model's forward must meet no hook, so two that do nothing stay.
+        """
+        self.state = "done"
+        self._first_call.close()
+        self._hooks.remove()
+        if self._model is not None and not self._compiled:
+            self._hooks.add(self._model.register_forward_pre_hook(self._next_step_begins))
         if self._counter is not None:
             self._counter.restore()
         if self._recorder.running:
@@ -220,10 +252,11 @@ class Watch:
 
     def _drifted(self, before: dict[tuple[str, str], str], hub: dict[str, str]) -> Iterator[Finding]:
         """What is bound to something else than when the model was built (row 8)."""
-        for entry in self._bound:
-            was = before.get((entry.module, entry.symbol))
-            if was is not None and was != entry.value:
-                what = f"{entry.symbol} was {was} when the model was built, and is {entry.value} after step 1"
+        now_bound = {(entry.module, entry.symbol): entry.value for entry in self._bound}
+        for key, was in before.items():
+            is_now = now_bound.get(key, "a function of somebody else's")
+            if was != is_now:
+                what = f"{key[1]} was {was} when the model was built, and is {is_now} after step 1"
                 yield Finding("rebound", "fail", what, "another model in this process rebinds what all share")
         for name, now in self._hub.items():
             if name in hub and hub[name] != now:
@@ -262,6 +295,15 @@ class Watch:
             self._hooks.add(attention.register_forward_pre_hook(self._saw_attention, with_kwargs=True))
         for layer in live_functions.decoder_layers(self._model):
             self._hooks.add(layer.register_forward_pre_hook(self._saw_call, with_kwargs=True))
+
+    def _saw_the_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What the model itself was called with; of a compiled one nothing else can be seen."""
+        tensors = {name: value.detach() for name, value in kwargs.items() if hasattr(value, "detach")}
+        self._seen.input_ids = tensors.get("input_ids", args[0].detach() if args and hasattr(args[0], "dim") else None)
+        self._seen.position_ids = tensors.get("position_ids")
+        if self._compiled:
+            self._seen.mixers = len(live_functions.owners_of(self._model, self._bound))
+            self._seen.mixer = {name: tensors[name] for name in ("seq_idx", "cu_seq_lens_q") if name in tensors}
 
     def _saw_ids(self, _module: Any, args: Any) -> None:
         if self._seen.input_ids is None and args and hasattr(args[0], "dim"):
@@ -377,7 +419,10 @@ class Watch:
     def summary(self) -> str:
         """One line and what to know, for a person."""
         bound = ", ".join(f"{e.symbol}: {e.mechanism}" for e in self._bound) or "no kernels declared"
-        lines = [f"kernelguard: after step 1 the model is as it was admitted ({bound})"]
+        claim = "the model is as it was admitted" if self.expected.ticketed else "nothing is wrong with the model"
+        if any(f.status == "unknown" for f in self.findings):
+            claim = "not everything about the model could be told"
+        lines = [f"kernelguard: after step 1 {claim} ({bound})"]
         lines += [f"  note: {f.what}" for f in self.findings]
         return "\n".join(lines)
 
@@ -386,11 +431,6 @@ def _name_of(function: Any) -> str:
     from kernelguard.workers import bound
 
     return "" if function is None else bound.dotted(function)
-
-
-def _is_compiled(model: Any) -> bool:
-    parts = model.modules()
-    return any(type(m).__name__ == "OptimizedModule" or getattr(m, "_compiled_call_impl", None) for m in parts)
 
 
 def current_ticket() -> Ticket | None:
