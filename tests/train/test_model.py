@@ -57,7 +57,7 @@ def worst(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> tuple[float
 @pytest.fixture(scope="module", params=list(tiny.ARCHITECTURES))
 def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, alone: Ranks) -> model.Built:
     folder = tiny.write_config(tmp_path_factory.mktemp("tiny"), request.param)
-    made = built(tiny.configured(folder), alone)
+    made = built(tiny.configured(folder, "parallel.one_rank=fsdp"), alone)
     tiny.remember(made.network)
     return made
 
@@ -327,7 +327,8 @@ def test_parameters_are_float32_and_computed_in_bfloat16(tmp_path: Path, alone: 
     made = built(tiny.configured(tiny.write_config(tmp_path, "qwen3_5"), "model.compute_dtype=bfloat16"), alone)
     seen: list[torch.dtype] = []
     made.parts.layers[0].mlp.register_forward_hook(lambda _m, _i, output: seen.append(output.dtype))
-    made.network(packed_batch(tiny.samples((50,)), 128, 0)).backward()
+    with made.network.computing():
+        made.network(packed_batch(tiny.samples((50,)), 128, 0)).backward()
     assert {parameter.dtype for parameter in made.network.parameters()} == {torch.float32}
     assert {p.grad.dtype for p in made.network.parameters() if p.grad is not None} == {torch.float32}
     assert seen == [torch.bfloat16]
@@ -339,7 +340,7 @@ def test_random_weights_depend_on_the_seed_alone(tmp_path: Path, alone: Ranks) -
     def drawn(seed: int) -> torch.Tensor:
         torch.manual_seed(torch.seed())  # whatever was drawn before must not matter
         made = built(tiny.configured(folder, f"train.seed={seed}"), alone)
-        return torch.cat([p.to_local().flatten() for p in made.network.parameters()])  # type: ignore[attr-defined]
+        return torch.cat([p.detach().flatten() for p in made.network.parameters()])
 
     assert torch.equal(drawn(1), drawn(1))
     assert not torch.equal(drawn(1), drawn(2))

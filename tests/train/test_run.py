@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kernelguard_train import cli, export, model
@@ -179,14 +180,15 @@ def trainer_logits(made: model.Built, ids: torch.Tensor) -> torch.Tensor:
     """The logits of the trainer's own network at all but the last position, with its weights rounded to bf16."""
     with torch.no_grad():
         for parameter in made.network.parameters():
-            local = parameter.to_local()  # type: ignore[attr-defined]
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             local.copy_(local.bfloat16())
     seen: list[torch.Tensor] = []
     hook = made.parts.ending[-1].register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
     sample = Sample(name="s", ids=ids.numpy(), trained=np.ones(len(ids), dtype=bool))
     made.network(packed_batch([sample], 128, 0)).backward()
     hook.remove()
-    head = made.parts.ending[-1].weight.full_tensor()  # type: ignore[union-attr,operator]
+    head: Any = made.parts.ending[-1].weight
+    head = head.full_tensor() if isinstance(head, DTensor) else head
     return (seen[0] @ head.T).detach()
 
 
@@ -252,9 +254,9 @@ def test_non_finite_steps_are_skipped_and_then_end_the_run(
     forward = model.Network.forward
     calls = []
 
-    def poisoned(self: Any, batch: Any) -> torch.Tensor:
+    def poisoned(self: Any, batch: Any, scale: float = 1.0) -> torch.Tensor:
         calls.append(1)
-        return forward(self, batch) * (float("nan") if len(calls) in poison else 1.0)
+        return forward(self, batch, scale) * (float("nan") if len(calls) in poison else 1.0)
 
     monkeypatch.setattr(model.Network, "forward", poisoned)
     poison = {4}  # the isolation check is the first call, so this is in the second step

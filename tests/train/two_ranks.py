@@ -88,9 +88,9 @@ def main(model_folder: Path, folder: Path) -> None:
     # A loss that is not a number on one rank alone.
     forward = model.Network.forward
 
-    def poisoned(self: Any, batch: Any) -> torch.Tensor:
+    def poisoned(self: Any, batch: Any, scale: float = 1.0) -> torch.Tensor:
         calls.append(1)
-        return forward(self, batch) * (float("nan") if own.rank == 1 and len(calls) == 5 else 1.0)
+        return forward(self, batch, scale) * (float("nan") if own.rank == 1 and len(calls) == 5 else 1.0)
 
     calls.clear()
     model.Network.forward = poisoned  # type: ignore[method-assign]

@@ -41,9 +41,18 @@ class ModelConfig:
         "A fused kernel that is missing is an error, never a silent fallback.",
     )
     convolution: Literal["auto", "causal_conv1d", "fla"] = key(
-        "auto", "Fused convolution: auto takes causal-conv1d if it imports, otherwise fla's own."
+        "auto",
+        "Fused convolution: auto takes the trainer's own in fused gated delta layers, elsewhere causal-conv1d if it "
+        "imports, otherwise fla's.",
     )
     liger: Literal["auto", "on", "off"] = key("auto", "Liger's norms and SwiGLU; auto: on CUDA, where installed.")
+    fused: Literal["auto", "on", "off"] = key(
+        "auto",
+        "Linear, SwiGLU and gated delta layers as fewer, larger steps with the same result; auto: on CUDA.",
+    )
+    fp8: bool = key(
+        False, "With fused: forward and input-gradient products in float8 (less accurate; Hopper or later)."
+    )
     recompute: Literal["auto", "full", "selective", "none"] = key(
         "full", "Activation checkpointing; auto chooses per layer from the memory measured in a first pass (CUDA)."
     )
@@ -135,6 +144,9 @@ class ParallelConfig:
     """How the model is spread over ranks."""
 
     shard: int = key(0, "Ranks that share one copy of the model (HSDP: world size / shard copies); 0: all.")
+    one_rank: Literal["auto", "plain", "fsdp"] = key(
+        "auto", "A run of one rank: auto and plain do without FSDP and its copies; fsdp uses it all the same."
+    )
     prefetch: int = key(1, "Layers gathered ahead of the one that computes.")
     timeout: int = key(1800, "Seconds after which a collective that hangs ends the run.")
 
@@ -156,6 +168,7 @@ class ReportConfig:
 
     every: int = key(10, "Steps between lines on the console.")
     progress: bool = key(True, "A progress bar with the time left, on a terminal.")
+    profile: int = key(0, "Record this step with torch's profiler into output/profile.json; 0: none.")
     tensorboard: bool = key(False, "Write TensorBoard events to output/tensorboard.")
     mlflow: bool = key(False, "Log to MLflow (its own environment variables say where).")
     peak_tflops: float = key(0.0, "Dense bf16 peak of one GPU for MFU; 0: from its name, none if unknown.")

@@ -154,6 +154,7 @@ def _contradictions(config: Config) -> Iterator[str]:
         "optim.clip": config.optim.clip,
         "optim.weight_decay": config.optim.weight_decay,
         "data.retries": config.data.retries,
+        "report.profile": config.report.profile,
         "data.max_length": config.data.max_length,
     }
     yield from (f"{name} = {value}; expected 0 or more" for name, value in natural.items() if not value >= 0)

@@ -32,7 +32,7 @@ def probe_batch(vocabulary: int, capacity: int) -> Batch:
     return packed_batch(samples, capacity, pad_id=0)
 
 
-def check(model: nn.Module, embedding: nn.Module, vocabulary: int, device: torch.device) -> None:
+def check(model: Any, embedding: nn.Module, vocabulary: int, device: torch.device) -> None:
     """One forward and backward pass on a packed probe; gradients of parameters are cleared again.
 
     Every rank must call this, since a sharded model computes on all of them together.
@@ -49,7 +49,8 @@ def check(model: nn.Module, embedding: nn.Module, vocabulary: int, device: torch
 
     hook = embedding.register_forward_hook(keep)
     try:
-        model(batch).backward()
+        with model.computing():
+            model(batch).backward()
     finally:
         hook.remove()
     model.zero_grad(set_to_none=True)

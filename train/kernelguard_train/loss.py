@@ -14,6 +14,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from kernelguard_train.errors import ModelError
+from kernelguard_train.working import gradient_sum
 
 
 def _chunk(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -21,9 +22,9 @@ def _chunk(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, t
     scores = logits.float()
     log_sum = torch.logsumexp(scores, dim=-1, keepdim=True)
     loss = (log_sum.squeeze(-1) - scores.gather(-1, targets[:, None]).squeeze(-1)).sum()
-    gradient = (scores - log_sum).exp_()
-    gradient.scatter_add_(-1, targets[:, None], gradient.new_full((1, 1), -1.0).expand(len(targets), 1))
-    return loss, gradient.to(logits.dtype)
+    # A comparison instead of a scatter: compiled, all of it is one pass over the logits and none in float32 is stored.
+    own = torch.arange(scores.shape[-1], device=scores.device) == targets[:, None]
+    return loss, ((scores - log_sum).exp() - own.float()).to(logits.dtype)
 
 
 class _LinearCrossEntropy(Function):
@@ -31,27 +32,40 @@ class _LinearCrossEntropy(Function):
 
     @staticmethod
     def forward(  # noqa: PLR0917 - autograd functions take no keywords
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, chunk: int, kernel: Any
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        chunk: int,
+        kernel: Any,
+        scale: float,
     ) -> torch.Tensor:
-        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         needed = any(ctx.needs_input_grad[:2])
+        total = gradient_sum(weight)
         to_hidden = torch.zeros_like(hidden) if needed else None
-        to_weight = torch.zeros_like(weight) if needed else None
+        to_weight = torch.zeros_like(weight) if needed and total is None else None
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
-            loss, gradient = kernel(hidden[part] @ weight.T, targets[part])
-            total += loss
-            if to_hidden is not None and to_weight is not None:
+            own, gradient = kernel(hidden[part] @ weight.T, targets[part])
+            loss += own
+            if to_hidden is not None:
                 torch.mm(gradient, weight, out=to_hidden[part])
-                to_weight.addmm_(gradient.T, hidden[part])
+                if total is not None:
+                    total.add_product(gradient, hidden[part], scale)
+                elif to_weight is not None:
+                    to_weight.addmm_(gradient.T, hidden[part])
+            del gradient  # or the next chunk's logits would stand beside it
         ctx.save_for_backward(to_hidden, to_weight)
-        return total
+        ctx.scale = scale
+        return loss * scale
 
     @staticmethod
-    def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
+    def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         to_hidden, to_weight = ctx.saved_tensors
-        scale = outputs[0]
-        return to_hidden * scale.to(to_hidden.dtype), to_weight * scale.to(to_weight.dtype), None, None, None
+        scale = outputs[0] * ctx.scale
+        to_weight = to_weight * scale.to(to_weight.dtype) if to_weight is not None else None
+        return to_hidden * scale.to(to_hidden.dtype), to_weight, None, None, None, None
 
 
 class LossHead(nn.Linear):
@@ -65,8 +79,8 @@ class LossHead(nn.Linear):
     implementation: str
     kernel: Any
 
-    def forward(self, hidden: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
-        """The summed loss of `hidden` `[n, size]` against `targets` `[n]`; without targets, the logits.
+    def forward(self, hidden: torch.Tensor, targets: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
+        """`scale` times the summed loss of `hidden` `[n, size]` against `targets` `[n]`; without targets, the logits.
 
         With no target at all the loss is zero and so are its gradients, which still exist: ranks have to agree.
         """
@@ -76,19 +90,25 @@ class LossHead(nn.Linear):
             from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss  # noqa: PLC0415 - optional
 
             loss: torch.Tensor = LigerFusedLinearCrossEntropyLoss(reduction="sum")(self.weight, hidden, targets)
-            return loss.float()
-        return linear_cross_entropy(hidden, self.weight, targets, self.chunk, self.kernel)
+            return loss.float() * scale
+        return linear_cross_entropy(hidden, self.weight, targets, self.chunk, self.kernel, scale)
 
 
-def linear_cross_entropy(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, chunk: int, kernel: Any = _chunk
+def linear_cross_entropy(  # noqa: PLR0917 - the first three are the loss's own, in torch's order
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    chunk: int,
+    kernel: Any = _chunk,
+    scale: float = 1.0,
 ) -> torch.Tensor:
-    """Summed cross entropy of `hidden @ weight.T`, with the logits of `chunk` rows at a time.
+    """`scale` times the summed cross entropy of `hidden @ weight.T`, with the logits of `chunk` rows at a time.
 
-    The gradient of the weight is accumulated over the chunks in the weight's own type; each product is summed in
-    float32 inside.
+    The gradient of the weight is accumulated over the chunks in the weight's own type, each product being summed in
+    float32 inside; or, where the weight is a working copy, in float32 throughout and already in this pass. In that case
+    the loss must be propagated back as it is: what it would be multiplied with belongs into `scale`.
     """
-    loss: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, targets, chunk, kernel)  # type: ignore[no-untyped-call]
+    loss: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, targets, chunk, kernel, scale)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -103,5 +123,14 @@ def adopt(head: nn.Module, *, chunk: int, implementation: str, compiled: bool) -
     head.__class__ = LossHead
     adopted = cast("LossHead", head)
     adopted.chunk, adopted.implementation = chunk, implementation
-    adopted.kernel = torch.compile(_chunk, dynamic=True) if compiled else _chunk
+    adopted.kernel = _fast_chunk() if compiled else _chunk
     return adopted
+
+
+def _fast_chunk() -> Any:
+    """The trainer's own kernel, or what torch compiles where there is no Triton."""
+    try:
+        from kernelguard_train.kernels import cross_entropy  # noqa: PLC0415 - imports Triton
+    except ImportError:
+        return torch.compile(_chunk, dynamic=True)
+    return cross_entropy

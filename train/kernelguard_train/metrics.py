@@ -87,10 +87,10 @@ class Meter:
         self.waits: deque[float] = deque(maxlen=1000)
         self.totals = dict.fromkeys(("seconds", "trained", "valid", "computed", "squared", "steps"), 0.0)
 
-    def add(self, amounts: Amounts, seconds: float, wait: float) -> dict[str, float]:
-        """What to report of one step: rates per GPU."""
+    def add(self, amounts: Amounts, seconds: float, wait: float, *, counted: bool = True) -> dict[str, float]:
+        """What to report of one step: rates per GPU. One that is not counted stays out of the run's."""
         self.seen += 1
-        if self.seen > self.warmup:
+        if self.seen > self.warmup and counted:
             self.seconds.append(seconds)
             self.waits.append(wait)
             for name in ("trained", "valid", "computed", "squared"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from kernelguard_train import attention, bindings, loss, quantized, recompute, weights
+from kernelguard_train import attention, bindings, fused, gated_delta, loss, quantized, recompute, weights
 from kernelguard_train.batches import Batch
 from kernelguard_train.config import Config
 from kernelguard_train.errors import ModelError
 from kernelguard_train.sharding import Parts, shard_model
+from kernelguard_train.working import WorkingCopy
 
 log = logging.getLogger("kernelguard_train")
 
@@ -31,13 +33,21 @@ class Network(nn.Module):
     def __init__(self, lm: Any) -> None:
         super().__init__()
         self.lm = lm
+        self.copy: WorkingCopy | None = None
 
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """The sum; positions without a label never reach the output layer."""
+    def computing(self) -> AbstractContextManager[None]:
+        """Forward and backward passes of one update belong inside; each parameter has its gradient afterwards."""
+        return self.copy.active() if self.copy else nullcontext()
+
+    def forward(self, batch: Batch, scale: float = 1.0) -> torch.Tensor:
+        """`scale` times the sum; positions without a label never reach the output layer.
+
+        What the loss would be multiplied with before its gradients are taken belongs into `scale` (see `loss`).
+        """
         hidden = self.lm.base_model(**batch.model_inputs()).last_hidden_state
         wanted = hidden.flatten(0, 1).index_select(0, batch.trained_at)
         targets = batch.labels.flatten().index_select(0, batch.trained_at)
-        result: torch.Tensor = self.lm.get_output_embeddings()(wanted, targets)
+        result: torch.Tensor = self.lm.get_output_embeddings()(wanted, targets, scale)
         return result
 
 
@@ -126,15 +136,27 @@ def build(config: Config, mesh: DeviceMesh, device: torch.device) -> Built:
     )
     network = Network(lm)
     compute = getattr(torch, config.model.compute_dtype)
+    sharded = mesh.size() > 1 or config.parallel.one_rank == "fsdp"
     parts = shard_model(
-        network, lm, mesh, device, seed=config.train.seed, compute=compute, prefetch=config.parallel.prefetch
+        network,
+        lm,
+        mesh,
+        device,
+        seed=config.train.seed,
+        compute=compute,
+        prefetch=config.parallel.prefetch,
+        sharded=sharded,
     )
+    notes += _fuse(config, lm, parts, device)
     if config.model.init == "pretrained":
         unused = weights.load(lm, download(config))
         notes.append(f"{unused} tensors of the checkpoint are not part of the text model")
     recompute.apply(parts.layers, "full" if config.model.recompute == "auto" else config.model.recompute)
     notes += compile_parts(parts, config.model.compile, config.model.compile_backend)
     network.train()
+    if not sharded:
+        network.copy = WorkingCopy(network, compute)
+        notes.append(f"one rank: no FSDP; products on a {config.model.compute_dtype} copy, gradients summed in float32")
     return Built(network=network, parts=parts, text=text, attention=chosen, bound=tuple(bound), notes=tuple(notes))
 
 
@@ -175,6 +197,31 @@ def _apply_liger(config: Config, model_type: str, device: torch.device) -> list[
     known = {name: wish for name, wish in wishes.items() if name in inspect.signature(patch).parameters}
     patch(**known)
     return [f"liger: {patch.__name__}({', '.join(f'{name}={wish}' for name, wish in known.items())})"]
+
+
+def _fuse(config: Config, lm: Any, parts: Parts, device: torch.device) -> list[str]:
+    """Fused layers in place of the model's, as configured."""
+    wanted = config.model.fused
+    if wanted == "off" or (wanted == "auto" and device.type != "cuda"):
+        if config.model.fp8:
+            raise ModelError("model.fp8 needs model.fused = on")
+        return []
+    compiled = device.type == "cuda"
+    dynamic = config.batch.mode != "packed"
+    notes = [fused.adopt(parts.layers, parts.embedding, compiled=compiled, dynamic=dynamic, fp8=config.model.fp8)]
+    if compiled and config.batch.mode == "packed":
+        notes.append(
+            gated_delta.adopt(
+                parts.layers,
+                compiled=compiled,
+                dynamic=dynamic,
+                own_convolution=config.model.convolution == "auto",
+                project=None if config.model.fp8 else fused.project,
+            )
+        )
+        if gated_delta.compile_rotation(lm, dynamic=dynamic):
+            notes.append("compiled rotary embedding")
+    return [f"fused: {note}" for note in notes if note]
 
 
 def compile_parts(parts: Parts, names: tuple[str, ...], backend: str) -> list[str]:

@@ -84,8 +84,9 @@ def shard_model(
     seed: int,
     compute: torch.dtype,
     prefetch: int,
+    sharded: bool = True,
 ) -> Parts:
-    """Makes `network`, which holds the meta model `lm`, real and sharded."""
+    """Makes `network`, which holds the meta model `lm`, real and, unless told otherwise, sharded."""
     parts = find_parts(lm)
     names = {module: name for name, module in lm.named_modules()}
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
@@ -95,7 +96,8 @@ def shard_model(
     def unit(*modules: nn.Module, reshard: bool) -> None:
         for module in modules:
             _materialise(module, lm, device, seed, names)
-        fully_shard(list(modules), mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+        if sharded:
+            fully_shard(list(modules), mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
 
     for layer in parts.layers:
         unit(layer, reshard=True)
@@ -111,8 +113,9 @@ def shard_model(
     for module in lm.modules():  # what belongs to no unit: rotary embeddings
         if any(tensor.is_meta for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
             _materialise(module, lm, device, seed, names)
-    fully_shard(network, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-    _prefetch(parts, prefetch)
+    if sharded:
+        fully_shard(network, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        _prefetch(parts, prefetch)
     return parts
 
 

@@ -28,6 +28,7 @@ from kernelguard_train.metrics import (
 )
 from kernelguard_train.model import Built, build
 from kernelguard_train.optim import NonFiniteGuard, clip_gradients, learning_rate, make_optimizer, set_rate
+from kernelguard_train.profiling import Recorder
 from kernelguard_train.ranks import Ranks, StopRequest
 from kernelguard_train.report import Report
 from kernelguard_train.sharding import make_mesh
@@ -98,21 +99,28 @@ def train(config: Config, ranks: Ranks, report: Report, stop: StopRequest) -> Pr
         rate = learning_rate(config.optim, progress.done)
         set_rate(optimizer, rate)
         loss = torch.zeros((), device=ranks.device)
-        for batch in step.batches:
-            part = network(batch.to(ranks.device))
-            (part * (ranks.world / max(1, amounts.trained))).backward()
-            loss += part.detach()
+        watched = ranks.first and progress.step + 1 == config.report.profile
+        recorder = Recorder(report.folder / "profile.json" if watched else None)
+        with network.computing():
+            for number, batch in enumerate(step.batches):
+                if number >= len(step.batches) - 2:
+                    recorder.start()
+                part = network(batch.to(ranks.device), ranks.world / max(1, amounts.trained))
+                part.backward()
+                loss += part.detach()
 
         # The update, unless a number in it is not finite; all ranks see the same loss and norm.
         norm = clip_gradients(network.parameters(), config.optim.clip)
         dist.all_reduce(loss)
-        mean_loss, norm_value = (torch.stack([loss / max(1, amounts.trained), norm])).tolist()
+        queued = time.perf_counter()
+        mean_loss, norm_value = (torch.stack([loss / ranks.world, norm])).tolist()
         if guard.accepts(mean_loss, norm_value):
             optimizer.step()
         else:
             progress.skipped += 1
             log.warning("step %d: loss %s, norm %s: not finite, skipped", progress.step + 1, mean_loss, norm_value)
         optimizer.zero_grad(set_to_none=True)
+        recorder.finish(batches=min(2, len(step.batches)), tokens=sum(batch.size for batch in step.batches[-2:]))
 
         # Book-keeping.
         progress.step += 1
@@ -120,7 +128,13 @@ def train(config: Config, ranks: Ranks, report: Report, stop: StopRequest) -> Pr
         progress.tokens += amounts.valid
         progress.trained += amounts.trained
         ended = time.perf_counter()
-        values = {"loss": mean_loss, "norm": norm_value, "lr": rate, **meter.add(amounts, ended - begun, waited)}
+        values = {
+            "loss": mean_loss,
+            "norm": norm_value,
+            "lr": rate,
+            **meter.add(amounts, ended - begun, waited, counted=not watched),
+        }
+        values["queue_s"] = queued - begun - waited
         values |= {"tokens": progress.tokens, "samples": amounts.samples, "skipped": progress.skipped}
         values |= {f"rows_{k}": getattr(step.counts, k) for k in ("bad", "truncated", "split", "dropped")}
         # NVML takes milliseconds to answer, so it is asked as often as a person looks: on every rank.
@@ -186,10 +200,12 @@ def _choose_rungs(built: Built, step: Step, ranks: Ranks) -> None:
         return
     batch = step.batches[0].to(ranks.device)
     # AdamW's two moments, in float32, come with the first update.
-    reserve = sum(8 * p.to_local().numel() for p in built.network.parameters() if isinstance(p, DTensor))
+    own = (p.to_local() if isinstance(p, DTensor) else p for p in built.network.parameters())
+    reserve = sum(8 * p.numel() for p in own)
 
     def run() -> None:
-        (built.network(batch) * 0.0).backward()
+        with built.network.computing():
+            built.network(batch, 0.0).backward()
 
     rungs = recompute.choose(built.parts.layers, run, ranks.device, reserve, ranks.worst)
     built.network.zero_grad(set_to_none=True)
