@@ -192,6 +192,11 @@ def test_flas_own_convolution_counts_only_behind_its_shim() -> None:
     assert any(other.startswith("causal-conv1d: ") for other in found.choices[0].others)
 
 
+def test_a_cpu_target_gets_the_triton_that_it_fixes() -> None:
+    assert answer("cpu,torch=2.13.0").triton is None
+    assert str(answer("cpu,torch=2.13.0,triton=3.7.1").triton) == "3.7.1"
+
+
 def test_a_cpu_target_never_admits_a_launch() -> None:
     found = answer("cpu,torch=2.13.0")
     assert found.torch is not None

@@ -96,8 +96,9 @@ def _remember(rules: RuleCheck) -> RuleCheck:
 
 
 def _triton(build: TorchBuild | None, target: Environment) -> Version | None:
-    if build is None or build.triton is None:
+    if build is None:
         return None
+    # A CPU build brings none, and what the target fixes is fixed: without one, no Triton kernel can be imported.
     return target.triton or build.triton_version
 
 
