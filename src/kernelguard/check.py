@@ -95,6 +95,7 @@ def run_check(request: Request, environ: Mapping[str, str]) -> Check:
         environment=environment,
         bindings=bindings,
         rule_findings=rule_findings,
+        told_by={rule.id: rule.told_by for rule in rules if rule.told_by},
         kernels=kernel_packages(),
     )
     if lock is not None:

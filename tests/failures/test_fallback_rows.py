@@ -152,12 +152,34 @@ def test_h14_no_visible_gpu_is_no_denial(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- kernels from the hub
 
 
-def test_e02_a_hub_kernel_that_must_be_fetched_is_not_promised_offline(tmp_path: Path) -> None:
-    pkgs = {**GOOD, "kernels": "0.18.2"}
-    said = described(tmp_path, pkgs=pkgs, gpu="9.0", use_kernels=True, variables={"HF_HUB_OFFLINE": "1"})
-    assert said.code == 3
-    assert said.finding("hub-layers-not-verified")["status"] == "unknown"
-    assert "kernels-community/" in said.finding("hub-layers-not-verified")["reason"]
+def test_e02_a_cached_hub_kernel_cannot_be_resolved_offline(tmp_path: Path) -> None:
+    """Release 5.5 asks the hub for Mamba's kernels as soon as `kernels` is there, and by version."""
+    asked: dict[str, Any] = {"transformers": "5.5.4", "gpu": "9.0", "pkgs": {**GOOD, "kernels": "0.12.3"}}
+    offline = {"HF_HUB_OFFLINE": "1"}
+    said = described(tmp_path / "off", configs.MAMBA2, variables=offline, **asked)
+    assert said.code == 1
+    assert {path["status"] for path in said.paths.values()} == {"fail"}
+    assert "not even a cached kernel is found" in said.paths["mamba_chunk_scan_combined"]["reason"]
+    # With a network it depends on the hub; without `kernels` the installed package is used.
+    assert described(tmp_path / "on", configs.MAMBA2, **asked).code == 3
+    plain = described(tmp_path / "none", configs.MAMBA2, variables=offline, **{**asked, "pkgs": GOOD})
+    assert "hub-offline" not in plain.codes()
+    # What the hub serves is not missed because it was not installed.
+    hub = described(tmp_path / "hub", configs.MAMBA2, **{**asked, "pkgs": {"kernels": "0.12.3"}})
+    assert (hub.code, hub.codes("fail")) == (3, set())
+
+
+def test_e02_use_kernels_without_a_network(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"transformers": "5.17.0", "gpu": "9.0", "pkgs": {"kernels": "0.16.2"}, "use_kernels": True}
+    said = described(tmp_path / "off", configs.LLAMA, variables={"HF_HUB_OFFLINE": "1"}, **asked)
+    assert said.code == 1
+    assert "hub-offline" in said.codes("fail")
+    online = described(tmp_path / "on", configs.LLAMA, variables={"HF_HUB_OFFLINE": "0"}, **asked)
+    assert "hub-offline" not in online.codes()
+    assert "hub-layers-not-verified" in online.codes("unknown")
+    # What a newer `kernels` does without a network was not read.
+    asked |= {"transformers": "5.24.0", "pkgs": {"kernels": "0.18.2"}}
+    assert described(tmp_path / "new", configs.LLAMA, variables={"HF_HUB_OFFLINE": "1"}, **asked).code == 3
 
 
 def test_e03_kernels_alone_do_not_make_up_for_missing_packages(tmp_path: Path) -> None:
@@ -166,7 +188,41 @@ def test_e03_kernels_alone_do_not_make_up_for_missing_packages(tmp_path: Path) -
     assert "not-installed" in said.paths[CONV]["codes"]
 
 
-def test_e01_e10_e11_hub_kernels_that_nobody_looked_up_are_unknown(tmp_path: Path) -> None:
+def test_e01_a_version_without_a_build_for_this_torch_names_the_one_that_has(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"pkgs": {"kernels": "0.18.2"}, "gpu": "9.0"}
+    first = "kernels-community/flash-attn2@v1"
+    said = described(tmp_path / "v1", configs.LLAMA, attn_implementation=first, **asked)
+    assert said.code == 1
+    lost = said.finding("attention-no-build")
+    assert "torch <2.13" in lost["reason"]
+    assert "torch 2.13.0" in lost["reason"]
+    assert lost["fix"] == "attn_implementation=kernels-community/flash-attn2@v3"
+    # Another version, another torch, or a revision that nothing is known about: not a no.
+    for number, (name, torch) in enumerate(
+        ((f"{first[:-1]}3", "2.13.0"), (first, "2.12.1"), (f"{first[:-2]}abcdef", "2.13.0"))
+    ):
+        other = described(
+            tmp_path / str(number), configs.LLAMA, attn_implementation=name, machine={"torch": torch}, **asked
+        )
+        assert (other.code, other.codes("fail")) == (3, set())
+
+
+def test_e11_an_attention_of_the_hub_without_code_for_this_gpu(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {
+        "transformers": "5.5.4",
+        "pkgs": {"kernels": "0.12.0"},
+        "machine": {"machine": "aarch64", "torch": "2.10.0a0"},
+        "attn_implementation": "kernels-community/vllm-flash-attn3",
+    }
+    said = described(tmp_path / "gb10", configs.LLAMA, gpu="12.1", **asked)
+    assert (said.code, "attention-no-build" in said.codes("fail")) == (1, True)
+    assert "capability 12.1" in said.text()
+    fits = described(tmp_path / "h100", configs.LLAMA, gpu="9.0", **asked)
+    assert (fits.code, fits.finding("attention-not-verified")["status"]) == (3, "unknown")
+    assert "kernels-community/vllm-flash-attn3" in fits.text()
+
+
+def test_e10_hub_kernels_that_nobody_looked_up_are_unknown(tmp_path: Path) -> None:
     layers = described(tmp_path / "a", configs.LLAMA, pkgs={"kernels": "0.18.2"}, gpu="9.0", use_kernels=True)
     assert layers.code == 3
     assert layers.finding("hub-layers-not-verified")["status"] == "unknown"
@@ -174,17 +230,6 @@ def test_e01_e10_e11_hub_kernels_that_nobody_looked_up_are_unknown(tmp_path: Pat
         tmp_path / "b", configs.LLAMA, pkgs={"kernels": "0.18.2"}, gpu="9.0", attn_implementation="flash_attention_2"
     )
     assert (flash.code, flash.finding("attention-from-hub")["status"]) == (3, "unknown")
-    named = described(
-        tmp_path / "c",
-        configs.LLAMA,
-        transformers="5.5.4",
-        pkgs={"kernels": "0.12.0"},
-        gpu="12.1",
-        machine={"machine": "aarch64", "torch": "2.10.0a0"},
-        attn_implementation="kernels-community/vllm-flash-attn3",
-    )
-    assert (named.code, named.finding("attention-not-verified")["status"]) == (3, "unknown")
-    assert "kernels-community/vllm-flash-attn3" in named.text()
 
 
 def test_e09_a_flag_that_replaces_nothing_is_a_no(tmp_path: Path) -> None:
@@ -197,7 +242,10 @@ def test_e09_a_flag_that_replaces_nothing_is_a_no(tmp_path: Path) -> None:
         "use_kernels": True,
         "variables": {"USE_HUB_KERNELS": "NO"},
     }
-    assert "use-kernels-switched-off" in described(tmp_path / "off", configs.LLAMA, **off).codes("fail")
+    # One fault, one finding: the rule of the same words says nothing beside what was really found.
+    assert described(tmp_path / "off", configs.LLAMA, **off).codes("fail") == {"hub-switched-off"}
+    window = described(tmp_path / "window", configs.LLAMA, pkgs={"kernels": "0.16.2"}, gpu="9.0", use_kernels=True)
+    assert window.codes("fail") == {"kernels-unusable"}
     assert "kernels-unusable" not in described(tmp_path / "plain", configs.LLAMA, pkgs={}, gpu="9.0").codes()
 
 

@@ -182,7 +182,7 @@ CASES: dict[str, Row] = {
         asked={"gpu": "9.0", "pkgs": pkgs(liger_kernel="0.7.0"), "liger": True},
     ),
     "D02": Row(
-        "transformers-gdn-packing",
+        "boundary-never-passed",
         "fail",
         {"transformers": "5.17.0"},
         fix="transformers>=5.17",

@@ -32,6 +32,8 @@ class HubOption:
     """What is wrong with its backward; empty: nothing that is known."""
     minimum_capability: tuple[int, int] | None = None
     maximum_capability: tuple[int, int] | None = None
+    versioned: bool = False
+    """It is asked for by a version number, which only the hub can turn into a commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from kernelguard.declare.modes import ModeFact
+from kernelguard.declare.modes import KernelsWindow, ModeFact
 
 
 class Phase(StrEnum):
@@ -138,6 +138,8 @@ class FastPath:
     """The code asks for that helper by name, but this transformers has none: the installed package is never used."""
     hub_first: bool = False
     """With a usable `kernels` package the hub is asked first and the installed package is not tried."""
+    hub_window: KernelsWindow | None = None
+    """Which releases of `kernels` are usable, where the hub is asked first."""
     optional: bool = False
     """A small gain beside the model's main work: its absence is worth a remark, not a refusal."""
     disabled_by: str = ""

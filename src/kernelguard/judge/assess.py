@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+from packaging.version import Version
 
 from kernelguard.declare.values import Declaration, FastPath, Intent, Phase, Requirement
 from kernelguard.judge.bound import (
@@ -15,6 +17,8 @@ from kernelguard.judge.bound import (
     install_command,
     judge_binding,
 )
+from kernelguard.judge.hub import installed, kernels_problem
+from kernelguard.judge.hub_builds import OFFLINE_FIX, offline_problem
 from kernelguard.judge.modes import judge_modes
 from kernelguard.judge.packing import judge_attention_packing, judge_packing
 from kernelguard.judge.remote import judge_remote
@@ -24,6 +28,10 @@ from kernelguard.observe.values import Binding, Bindings, Environment, GpuState
 
 if TYPE_CHECKING:
     from kernelguard.resolve.values import Resolution
+
+
+_HUB_BY_VERSION = Version("5.2")
+"""From here on the table of lazily loaded kernels has versions (integrations/hub_kernels.py); before, revisions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +45,8 @@ class Evidence:
     """None: nothing was executed (level resolve)."""
     rule_findings: tuple[Finding, ...]
     kernels: Mapping[str, KernelPackage]
+    told_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Rules that say nothing beside a finding of these codes: one fault is one finding."""
     resolution: Resolution | str = "nothing was asked about builds"
     """Of a target: the set of builds that is known to fit it, or why none was looked for."""
     locked: Mapping[str, str] | None = None
@@ -52,21 +62,25 @@ def assess(evidence: Evidence, level: Level) -> Assessment:
     answers: list[FastPathAnswer] = []
     findings: list[Finding] = []
     claimed: set[int] = set()
+    of_run = tuple(_judge_run(evidence, level, reached, needed))
     for path in needed:
         mine = [_softened(path, finding) for finding in _judge_path(path, evidence, level)]
         for index, finding in enumerate(evidence.rule_findings):
             if finding.fast_path == path.symbol:
-                mine.append(finding)
                 claimed.add(index)
+                if not _is_told(finding, mine, evidence):
+                    mine.append(finding)
         answers.append(_answer(path, mine, evidence.bindings))
         findings.extend(mine)
     symbols = {path.symbol for path in needed}
     findings.extend(
         f
         for i, f in enumerate(evidence.rule_findings)
-        if i not in claimed and (f.fast_path is None or f.fast_path in symbols)
+        if i not in claimed
+        and (f.fast_path is None or f.fast_path in symbols)
+        and not _is_told(f, (*of_run, *evidence.rule_findings), evidence)
     )
-    findings.extend(_judge_run(evidence, level, reached, needed))
+    findings.extend(of_run)
     return Assessment(
         level=level,
         reached=min(level, reached),
@@ -74,6 +88,12 @@ def assess(evidence: Evidence, level: Level) -> Assessment:
         not_used=tuple(not_used),
         findings=tuple(dict.fromkeys(findings)),
     )
+
+
+def _is_told(finding: Finding, others: Iterable[Finding], evidence: Evidence) -> bool:
+    """Whether another finding says the same as a rule, closer to what is really there."""
+    codes = evidence.told_by.get(finding.code, ())
+    return any(other.code in codes for other in others)
 
 
 def needed_paths(declaration: Declaration, intent: Intent, bindings: Bindings | None = None) -> tuple[FastPath, ...]:
@@ -186,6 +206,8 @@ def _judge_unexecuted(path: FastPath, evidence: Evidence, level: Level) -> Findi
 
     if evidence.locked is not None:
         return judge_locked(path, evidence.locked, evidence.lock_command)
+    if path.hub_first and (asked := _judge_hub_first(path, evidence)) is not None:
+        return asked
     known = evidence.environment.distributions
     package = evidence.kernels.get(path.package)
     names = package.distributions if package is not None else (path.distribution,)
@@ -210,6 +232,32 @@ def _judge_unexecuted(path: FastPath, evidence: Evidence, level: Level) -> Findi
             else "run this check on that machine, without --environment",
         )
     return judge_fit(path, evidence.resolution, evidence.lock_command)
+
+
+def _judge_hub_first(path: FastPath, evidence: Evidence) -> Finding | None:
+    """Where `kernels` can be used, the hub is asked and the installed package is not tried; None: it cannot be."""
+    environment, tree = evidence.environment, evidence.declaration.transformers
+    window = path.hub_window
+    if window is None or not installed(environment, "kernels") or kernels_problem(window, environment):
+        return None
+    away = offline_problem(environment) if tree.version >= _HUB_BY_VERSION else ""
+    if away:
+        return Finding(
+            code="hub-offline",
+            status=Status.FAIL,
+            fast_path=path.symbol,
+            reason=f"transformers {tree.version} asks the hub for {path.package} and does not try an installed one, "
+            f"but {away}",
+            fix=f"{OFFLINE_FIX}; without the kernels package an installed {path.distribution} is used",
+        )
+    return Finding(
+        code="not-executed",
+        status=Status.UNKNOWN,
+        fast_path=path.symbol,
+        reason=f"transformers {tree.version} asks the hub for {path.package} and does not try an installed one; "
+        "whether the hub has a build for this machine was not looked at",
+        fix="kernelguard check --level import on that machine",
+    )
 
 
 def _judge_run(evidence: Evidence, level: Level, reached: Level, needed: Iterable[FastPath]) -> Iterator[Finding]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from packaging.version import Version
 
 from kernelguard.declare.modes import Attention
 from kernelguard.declare.values import Declaration, Intent
 from kernelguard.judge.hub import install_kernels, installed, kernels_problem
+from kernelguard.judge.hub_builds import OFFLINE_FIX, no_build, offline_problem
 from kernelguard.judge.values import Finding, Status
 from kernelguard.observe.values import Environment, ImportFact, ImportOutcome
 
@@ -16,6 +20,8 @@ _FLASH = {
     "flash_attention_4": ("flash-attn-4", "flash_attn.cute"),
 }
 """Distribution and module that transformers looks for."""
+_BY_VERSION = Version("5.13")
+"""From here on transformers asks for an attention kernel by version (integrations/hub_kernels.py); before, for main."""
 
 
 def attention_module(intent: Intent) -> str | None:
@@ -32,12 +38,20 @@ def judge_attention(
     for fact in facts:
         # A request for the whole model is handed on to every nested configuration.
         asked = intent.attn_implementation or fact.configured or top
-        yield from _part(fact, asked, environment, {i.module: i for i in imports})
+        here = _Here(environment, declaration.transformers.version, {i.module: i for i in imports})
+        yield from _part(fact, asked, here)
 
 
-def _part(
-    fact: Attention, asked: str | None, environment: Environment, imports: dict[str, ImportFact]
-) -> Iterator[Finding]:
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """Where the model would run."""
+
+    environment: Environment
+    transformers: Version
+    imports: dict[str, ImportFact]
+
+
+def _part(fact: Attention, asked: str | None, here: _Here) -> Iterator[Finding]:
     name = f"{fact.model_class} ({fact.path or 'the model itself'})"
     if asked is None:
         yield from _default(fact, name)
@@ -57,13 +71,13 @@ def _part(
                 fix=f"ask for {fact.compatible[0]}",
                 evidence=_where(fact),
             )
-            yield from _named(fact, fact.compatible[0], environment, imports)
+            yield from _named(fact, fact.compatible[0], here)
             return
         refused = tuple(_unsupported(fact, name, asked, supported=fact.flash))
-        yield from refused or _named(fact, asked, environment, imports)
+        yield from refused or _named(fact, asked, here)
     elif "/" in asked:
         refused = tuple(_unsupported(fact, name, asked, supported=fact.flash)) if "flash" in asked else ()
-        yield from refused or _named(fact, asked, environment, imports)
+        yield from refused or _named(fact, asked, here)
     else:
         yield Finding(
             code="attention-not-known",
@@ -111,10 +125,15 @@ def _unsupported(fact: Attention, name: str, asked: str, *, supported: bool | No
     )
 
 
-def _named(fact: Attention, asked: str, environment: Environment, imports: dict[str, ImportFact]) -> Iterator[Finding]:
+def _named(fact: Attention, asked: str, here: _Here) -> Iterator[Finding]:
     """The package or hub repository behind a name; the same text for every part, so that it is said once."""
+    environment = here.environment
     problem = kernels_problem(fact.window, environment)
     if asked not in _FLASH:
+        lost = None if problem else _lost(asked, asked, here)
+        if lost is not None:
+            yield lost
+            return
         yield Finding(
             code="attention-hub-unusable" if problem else "attention-not-verified",
             status=Status.FAIL if problem else Status.UNKNOWN,
@@ -127,7 +146,7 @@ def _named(fact: Attention, asked: str, environment: Environment, imports: dict[
     distribution, module = _FLASH[asked]
     text = installed(environment, distribution)
     repository = dict(fact.hub_flash).get(asked)
-    imported = imports.get(module)
+    imported = here.imports.get(module)
     if text is None:
         yield Finding(
             code="attention-not-verified",
@@ -154,6 +173,8 @@ def _named(fact: Attention, asked: str, environment: Environment, imports: dict[
             + ": building the model raises",
             fix=f"install {distribution}, or {install_kernels(fact.window)}, or attn_implementation=sdpa",
         )
+    elif text == "" and repository is not None and (lost := _lost(asked, repository, here)) is not None:
+        yield lost
     elif text == "":
         yield Finding(
             code="attention-from-hub",
@@ -178,6 +199,27 @@ def _named(fact: Attention, asked: str, environment: Environment, imports: dict[
             fix=f"reinstall {distribution} for this torch",
             evidence=(said,),
         )
+
+
+def _lost(asked: str, repository: str, here: _Here) -> Finding | None:
+    """A kernel of the hub that certainly cannot be loaded: building the model raises."""
+    found = no_build(repository, here.transformers, here.environment)
+    reason, fix = (found.reason, found.fix) if found is not None else ("", "")
+    if not reason and "@" not in repository and here.transformers >= _BY_VERSION:
+        reason, fix = offline_problem(here.environment, repository), OFFLINE_FIX
+    if not reason:
+        return None
+    return Finding(
+        code="attention-no-build",
+        status=Status.FAIL,
+        reason=(
+            f"{asked} was asked for, which comes from {repository} on the hub"
+            if asked != repository
+            else f"{asked} was asked for"
+        )
+        + f": {reason}",
+        fix=fix,
+    )
 
 
 def _where(fact: Attention) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from packaging.version import InvalidVersion, Version
 
 from kernelguard.declare.modes import HubLayer, HubLayers, HubOption, KernelsWindow
 from kernelguard.declare.values import Declaration, Intent, Phase
+from kernelguard.judge.hub_builds import OFFLINE_FIX, offline_problem
 from kernelguard.judge.values import Finding, Status
 from kernelguard.observe.values import Environment
 
@@ -158,6 +159,17 @@ def _by_entry(fact: HubLayers, intent: Intent, environment: Environment) -> Iter
             reason=f"{', '.join(names)} keep their PyTorch code while training: their hub kernels are for inference",
         )
     repositories = ", ".join(sorted({o.repository for layer in possible for o in layer.options if o.device == device}))
+    taken = [o for layer in possible for o in layer.options if o.device == device and (o.training or not training)]
+    away = next((text for o in taken if o.versioned and (text := offline_problem(environment, o.repository))), "")
+    if away:
+        yield Finding(
+            code="hub-offline",
+            status=Status.FAIL,
+            reason=f"use_kernels=True asks the hub for {', '.join(sorted({layer.layer for layer in possible}))} "
+            f"({repositories}), but {away}",
+            fix=OFFLINE_FIX,
+        )
+        return
     yield Finding(
         code="hub-layers-not-verified",
         status=Status.UNKNOWN,

@@ -58,6 +58,8 @@ class Rule:
     """From this day on it only warns, until somebody looks at the evidence again."""
     mention_when_open: bool = True
     """False: not worth a line when a target leaves its facts open."""
+    told_by: tuple[str, ...] = ()
+    """Codes of findings that say the same of what is really there; beside one of them the rule says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +158,7 @@ def parse_rule(row: dict[str, Any]) -> Rule:
             bounds_established=row.get("bounds", "established") == "established",
             expires=row.get("expires"),
             mention_when_open=row.get("mention_when_open", True),
+            told_by=tuple(row.get("told_by", ())),
         )
     except KeyError as error:
         raise ValueError(f"{error.args[0]} is missing") from error

@@ -50,6 +50,16 @@ class Floor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HubBuilds:
+    """What is known to limit the builds of one version of a hub repository."""
+
+    version: int
+    torch: SpecifierSet
+    archs: tuple[str, ...]
+    """GPU code inside; empty: not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Repository:
     """A kernel hub repository."""
 
@@ -60,6 +70,7 @@ class Repository:
     """transformers -> the version (a branch `v<n>`) that it asks for."""
     backward: bool
     source: str
+    builds: tuple[HubBuilds, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from kernelguard.resolve.facts import BuildFacts, Hub, PackageFacts, Repository, Serves, Window
+from kernelguard.resolve.facts import BuildFacts, Hub, HubBuilds, PackageFacts, Repository, Serves, Window
 from kernelguard.sources.values import BuiltFor, Candidate, Kind, Known, TorchBuild
 
 
@@ -92,6 +92,14 @@ def hub_facts(document: Mapping[str, Any]) -> Hub:
                 versions=tuple((SpecifierSet(v["transformers"]), v["version"]) for v in row["versions"]),
                 backward=row["backward"],
                 source=row["source"],
+                builds=tuple(
+                    HubBuilds(
+                        version=build["version"],
+                        torch=SpecifierSet(build["torch"]),
+                        archs=tuple(build.get("archs", ())),
+                    )
+                    for build in row.get("builds", ())
+                ),
             )
             for row in document["repository"]
         ),

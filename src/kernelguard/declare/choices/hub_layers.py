@@ -134,7 +134,7 @@ def _devices(value: ast.expr) -> Iterator[HubOption]:
         raise _UnreadError("no dictionary of devices")
     for key, entry in zip(value.keys, value.values, strict=True):
         device, lowest, highest = _device(key)
-        for training, repository in _by_mode(entry):
+        for training, repository, versioned in _by_mode(entry):
             yield HubOption(
                 device=device,
                 training=training,
@@ -142,6 +142,7 @@ def _devices(value: ast.expr) -> Iterator[HubOption]:
                 wrong_gradient=model_notes().wrong_gradients.get(repository, ""),
                 minimum_capability=lowest,
                 maximum_capability=highest,
+                versioned=versioned,
             )
 
 
@@ -174,10 +175,13 @@ def _capability(value: object) -> tuple[int, int] | None:
     return divmod(value, 10) if isinstance(value, int) and value <= 10_000 else None
 
 
-def _by_mode(entry: ast.expr) -> Iterator[tuple[bool, str]]:
-    """(taken in training, repository). `kernels` also takes an entry without a mode, and `TRAINING | TORCH_COMPILE`."""
+def _by_mode(entry: ast.expr) -> Iterator[tuple[bool, str, bool]]:
+    """(taken in training, repository, versioned).
+
+    `kernels` also takes an entry without a mode, and `TRAINING | TORCH_COMPILE`.
+    """
     if isinstance(entry, ast.Call):
-        yield True, _repository(entry)
+        yield True, *_repository(entry)
         return
     if not isinstance(entry, ast.Dict):
         raise _UnreadError("no repository")
@@ -185,11 +189,11 @@ def _by_mode(entry: ast.expr) -> Iterator[tuple[bool, str]]:
         words = {dotted(n) for n in walk(key) if isinstance(n, ast.Attribute)} if key is not None else set()
         if not words or not isinstance(value, ast.Call):
             raise _UnreadError("an unknown mode")
-        yield bool(words & {"Mode.TRAINING", "Mode.FALLBACK"}), _repository(value)
+        yield bool(words & {"Mode.TRAINING", "Mode.FALLBACK"}), *_repository(value)
 
 
-def _repository(call: ast.Call) -> str:
+def _repository(call: ast.Call) -> tuple[str, bool]:
     name = literal(next((k.value for k in call.keywords if k.arg == "repo_id"), call.args[0] if call.args else None))
     if not isinstance(name, str):
         raise _UnreadError("a repository without repo_id")
-    return name
+    return name, any(k.arg == "version" for k in call.keywords)

@@ -8,6 +8,7 @@ from kernelguard.declare.availability import Availability
 from kernelguard.declare.gates import FoundGate, find_gate
 from kernelguard.declare.mechanisms import Context
 from kernelguard.declare.notices import SILENT
+from kernelguard.declare.reading import kernels_window
 from kernelguard.declare.source import ParsedModule, dotted, walk
 from kernelguard.declare.values import BindingSite, FastPath, Requirement
 
@@ -57,6 +58,7 @@ def fast_path(
         availability_needs_gpu=availability.needs_gpu if availability is not None else False,
         availability_missing=availability is not None and not availability.exists,
         hub_first=hub_first,
+        hub_window=kernels_window(context.source) if hub_first else None,
         disabled_by=disabled_by,
         detail=detail,
     )
