@@ -87,6 +87,8 @@ def test_every_format_gives_the_same_samples(tmp_path: Path, model_folder: Path,
     table.to_parquet(tmp_path / "chats.parquet")
     table.save_to_disk(tmp_path / "saved")
     datasets.DatasetDict({"train": table}).save_to_disk(tmp_path / "dict")
+    (tmp_path / "arrow").mkdir()
+    (tmp_path / "arrow" / "part.arrow").write_bytes(next((tmp_path / "saved").glob("*.arrow")).read_bytes())
     (tmp_path / "folder").mkdir()
     write_jsonl(tmp_path / "folder" / "a.jsonl", rows(50)[:20])
     write_jsonl(tmp_path / "folder" / "b.jsonl", rows(50)[20:])
@@ -94,7 +96,7 @@ def test_every_format_gives_the_same_samples(tmp_path: Path, model_folder: Path,
         handle.write(jsonl.read_text())
     with fsspec.open("memory://bucket/chats.parquet", "wb") as handle:
         handle.write((tmp_path / "chats.parquet").read_bytes())
-    paths = [jsonl, tmp_path / "chats.parquet", tmp_path / "saved", tmp_path / "dict", tmp_path / "folder",
+    paths = [jsonl, tmp_path / "chats.parquet", tmp_path / "saved", tmp_path / "dict", tmp_path / "arrow", tmp_path / "folder",
              tmp_path / "folder" / "*.jsonl", "memory://bucket/chats.jsonl"]  # fmt: skip
     expected = None
     for streaming in (False, True):
