@@ -96,8 +96,8 @@ def test_every_format_gives_the_same_samples(tmp_path: Path, model_folder: Path,
         handle.write(jsonl.read_text())
     with fsspec.open("memory://bucket/chats.parquet", "wb") as handle:
         handle.write((tmp_path / "chats.parquet").read_bytes())
-    paths = [jsonl, tmp_path / "chats.parquet", tmp_path / "saved", tmp_path / "dict", tmp_path / "arrow", tmp_path / "folder",
-             tmp_path / "folder" / "*.jsonl", "memory://bucket/chats.jsonl"]  # fmt: skip
+    paths = [jsonl, tmp_path / "chats.parquet", tmp_path / "saved", tmp_path / "dict", tmp_path / "arrow",
+             tmp_path / "folder", tmp_path / "folder" / "*.jsonl", "memory://bucket/chats.jsonl"]  # fmt: skip
     expected = None
     for streaming in (False, True):
         for path in paths:
