@@ -65,6 +65,12 @@ def _nested() -> dict[str, str]:
     return {**packages.working(), "fla/__init__.py": '__version__ = "0.6.0"\n'}
 
 
+def _for_old() -> dict[str, str]:
+    """Releases up to 5.14 look for the symbols below what the package root has imported."""
+    parts = "import mamba_ssm.ops.triton.ssd_combined, mamba_ssm.ops.triton.selective_state_update\n"
+    return {**working(), "mamba_ssm/__init__.py": '__version__ = "2.3.2"\n' + parts}
+
+
 @dataclass(frozen=True)
 class Machine:
     """An interpreter."""
@@ -81,7 +87,7 @@ MACHINES = {
     "renamed": Machine("5.24.0", _renamed),
     "root-only": Machine("5.16.1", _nested),
     "old": Machine("5.5.4", dict),
-    "old-with-kernels": Machine("5.5.4", working),
+    "old-with-kernels": Machine("5.5.4", _for_old),
     "hub": Machine("5.17.0", dict, kernels=True),
 }
 # case -> (interpreter, the rows that have to be found with their status, a word of the text)
