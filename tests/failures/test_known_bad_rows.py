@@ -125,7 +125,10 @@ CASES: dict[str, Row] = {
         asked={"gpu": "12.1", "pkgs": {"flash-attn": "2.8.3"}, **FA2},
     ),
     "C10": Row(
-        "triton-sm121a", "warn", {"gpu": "9.0"}, asked={"gpu": "12.1", "machine": {"triton": "3.5.0", "ptxas": None}}
+        "triton-sm121a",
+        "fail",
+        {"machine": {"triton": "3.5.0", "ptxas": "13.0"}},
+        asked={"gpu": "12.1", "machine": {"triton": "3.5.0", "ptxas": "12.8"}},
     ),
     "C12": Row(
         "mamba-seq-idx-layout",
@@ -176,9 +179,10 @@ CASES: dict[str, Row] = {
         asked={"gpu": "7.5", "pkgs": {"flash-attn": "2.7.4.post1"}, **FA2},
     ),
     "C22": Row(
-        "liger-qwen35-rope",
-        "warn",
-        {"liger": False},
+        "liger-unsupported",
+        "fail",
+        {"pkgs": pkgs(liger_kernel="0.8.0")},
+        fix="liger-kernel>=0.8.0",
         asked={"gpu": "9.0", "pkgs": pkgs(liger_kernel="0.7.0"), "liger": True},
     ),
     "D02": Row(

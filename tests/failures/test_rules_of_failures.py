@@ -110,8 +110,9 @@ def test_c09_flash_attn_on_gb10_can_only_be_warned_about() -> None:
 
 
 def test_c10_triton_on_gb10() -> None:
-    assert codes(Status.WARN, symbols=GDN, gpu="12.1", triton="3.5.0") == {"triton-sm121a"}
-    assert codes(symbols=(), gpu="12.1", triton="3.5.0") == set()
+    assert codes(Status.FAIL, symbols=GDN, gpu="12.1", ptxas="12.8") == {"triton-sm121a"}
+    assert codes(symbols=GDN, gpu="12.1", ptxas="13.0") == set()
+    assert codes(symbols=(), gpu="12.1", ptxas="12.8") == set()
 
 
 def test_c12_packed_mamba2_with_the_stride_fix() -> None:
@@ -164,6 +165,7 @@ def test_c22_liger_and_the_partial_rotary_embedding() -> None:
     pkgs = {"liger-kernel": "0.7.0"}
     assert codes(Status.WARN, liger=True, pkgs=pkgs) == {"liger-qwen35-rope"}
     assert codes(liger=False, pkgs=pkgs) == set()
+    assert codes(liger=True, pkgs={"liger-kernel": "0.8.0"}) == set()
 
 
 # ---------------------------------------------------------------- b: builds that do not fit

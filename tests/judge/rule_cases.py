@@ -270,8 +270,8 @@ CASES: dict[str, Case] = {
         "triton",
     ),
     "liger-qwen35-rope": Case(
-        {"liger": True, **_pkgs(liger_kernel="0.8.4")},
-        ({"liger": False}, {"model_types": "qwen3_next"}, _pkgs(liger_kernel="0.8.5")),
+        {"liger": True, **_pkgs(liger_kernel="0.7.0")},
+        ({"liger": False}, {"model_types": "qwen3_next"}, _pkgs(liger_kernel="0.8.0")),
         "pkgs",
     ),
     "cc1d-sm103-cubin": Case(
@@ -455,9 +455,9 @@ CASES: dict[str, Case] = {
         "driver",
     ),
     "triton-sm121a": Case(
-        {"symbols": GDN, "triton": "3.5.0", "gpu": "12.1"},
-        ({"symbols": CONV}, {"triton": "3.4.0"}, {"triton": "3.5.1"}, {"gpu": "12.0"}),
-        "gpu",
+        {"symbols": GDN, "ptxas": "12.8", "gpu": "12.1"},
+        ({"symbols": CONV}, {"ptxas": "12.9"}, {"gpu": "12.0"}),
+        "ptxas",
     ),
     "glibc-232": Case(
         {"glibc": "2.31", "via": {"causal-conv1d": "release-wheel"}, **_pkgs(causal_conv1d="1.5.1")},
