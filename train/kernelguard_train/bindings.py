@@ -58,7 +58,8 @@ def _bind_module(module: ModuleType, *, fused: bool, convolution: str) -> list[B
         function, label = (_fused if fused else _reference)(name, torch_function, convolution)
         if function is None:
             continue
-        # `__wrapped__` leads back to the torch function, so that binding again starts from the same place.
+        # `__wrapped__` leads back to the torch function, so that binding again starts from the same place;
+        # `__kernel__`, where there is one, tells whoever looks (kernelguard's guard) what is really called.
         function.__wrapped__ = torch_function  # type: ignore[attr-defined]
         setattr(module, name, function)
         bound.append(Bound(name=f"{module.__name__.rpartition('.')[2]}.{name}", to=label))
@@ -179,6 +180,7 @@ def _keeping_known(kernel: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return kernel(*args, **{name: value for name, value in kwargs.items() if name in known})
 
+    call.__kernel__ = kernel  # type: ignore[attr-defined]
     return call
 
 
@@ -192,6 +194,7 @@ def _channels_last(kernel: Callable[..., Any]) -> Callable[..., Any]:
             x = x.transpose(1, 2).contiguous().transpose(1, 2)
         return kernel(x, weight, bias, seq_idx=seq_idx, activation=activation)
 
+    convolve.__kernel__ = kernel  # type: ignore[attr-defined]
     return convolve
 
 
@@ -222,4 +225,5 @@ def _fla_convolution(kernel: Callable[..., Any]) -> Callable[..., Any]:
         )
         return (output[0] if isinstance(output, tuple) else output).transpose(1, 2)
 
+    convolve.__kernel__ = kernel  # type: ignore[attr-defined]
     return convolve

@@ -50,6 +50,9 @@ def layers_of(target: Any) -> Iterator[Any]:
             target = target.func
         elif isinstance(target, types.MethodType):
             target = target.__func__
+        elif callable(getattr(target, "__kernel__", None)):
+            # A trainer that puts a kernel there by itself, in a function that fits its arguments, says which one.
+            target = target.__kernel__
         elif hasattr(target, "__wrapped__"):
             target = target.__wrapped__
         elif isinstance(target, (type, types.FunctionType, types.ModuleType)):
@@ -133,7 +136,8 @@ def is_expected(file: str) -> bool:
 
 
 def called_with(target: Any) -> dict[str, Any]:
-    """The keyword names that `target` takes."""
+    """The keyword names that `target` takes; of a trainer's own function around a kernel, those of the kernel."""
+    target = getattr(target, "__kernel__", target)
     try:
         signature = inspect.signature(target)
     except (TypeError, ValueError) as error:
