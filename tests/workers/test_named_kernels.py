@@ -1,4 +1,4 @@
-"""A trainer may put a kernel into a model's module by itself, in a function of its own, which says which kernel it is."""
+"""A trainer may put a kernel into a model's module itself, in a function of its own that says which kernel it is."""
 
 from __future__ import annotations
 
