@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import group
 from ops import RIGHT
 
 from crafted import metadata
+from kernelguard.guard import ticket as tickets
 
 FAULTY_CONVOLUTION = """
 import os, signal, time
@@ -81,7 +86,57 @@ class Packages:
 
     @staticmethod
     def another_transformers() -> dict[str, str]:
-        from group import TINY_TRANSFORMERS
-
-        files = {name: text.replace("5.24.0", "5.16.1") for name, text in TINY_TRANSFORMERS.items()}
+        files = {name: text.replace("5.24.0", "5.16.1") for name, text in group.TINY_TRANSFORMERS.items()}
         return {name.replace("5.24.0", "5.16.1"): text for name, text in files.items()}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with rank 1 alone, and what has to be said."""
+
+    code: int
+    said: tuple[str, ...]
+    """Words that the outcome has to have."""
+    packages: Callable[[], Mapping[str, str]] | None = None
+    """Files in front of rank 1's path."""
+    variables: Mapping[str, str] | None = None
+    probe: bool = False
+    state: str = "differs"
+    limits: tickets.Deadlines = group.QUICK
+
+
+FAULTS = {
+    "broken-conv1d": Fault(
+        78,
+        ("causal_conv1d_fn", "ImportError: undefined symbol: _ZN3c104cuda9SetDeviceEi"),
+        packages=Packages.broken_conv1d,
+    ),
+    "another-fla": Fault(78, ("version of fla-core is 0.5.1", "0.6.0"), packages=Packages.another_fla),
+    "another-transformers": Fault(
+        78, ("version of transformers is 5.16.1",), packages=Packages.another_transformers
+    ),
+    "a-package-that-raises-where-it-should-hide": Fault(
+        78, ("chunk_gated_delta_rule", "ModuleNotFoundError: No module named 'triton'"),
+        packages=Packages.fla_without_triton,
+    ),
+    "crash-at-import": Fault(
+        78, ("causal_conv1d_fn", "SIGSEGV"), packages=Packages.crashing_conv1d, state="differs"
+    ),
+    "dies-in-the-probe": Fault(
+        75, ("probe of causal_conv1d_fn", "SIGSEGV"), variables={"FAULT": "segv"}, probe=True, state="fault"
+    ),
+    "wrong-numbers": Fault(
+        75, ("probe of causal_conv1d_fn", "wrong"), variables={"FAULT": "wrong"}, probe=True, state="fault"
+    ),
+    "hangs-in-the-probe": Fault(
+        3, ("could not tell", "did not end within"), variables={"FAULT": "hang"}, probe=True,
+        state="unknown", limits=replace(group.QUICK, probe_s=20.0),
+    ),
+    "garbage-in-the-result": Fault(
+        3, ("could not tell", "no result that can be read"), variables={"FAULT": "garbage"}, probe=True,
+        state="unknown",
+    ),
+    "another-switch": Fault(
+        78, ("USE_HUB_KERNELS is 0",), variables={"USE_HUB_KERNELS": "0"}
+    ),
+}  # fmt: skip

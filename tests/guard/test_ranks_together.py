@@ -7,13 +7,12 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import group
 import pytest
-from faults import Packages
+from faults import FAULTS, Packages
 
 from crafted import without
 from kernelguard.guard import ticket as tickets
@@ -52,75 +51,36 @@ def test_equal_ranks_start_and_the_script_finds_a_process_in_which_nothing_was_i
     assert told["fields"]["causal_conv1d_fn in modeling_tiny"] == "package causal_conv1d.causal_conv1d_fn"
 
 
-@dataclass(frozen=True)
-class Fault:
-    """What is wrong with rank 1 alone, and what has to be said."""
-
-    code: int
-    said: tuple[str, ...]
-    """Words that the outcome has to have."""
-    packages: Callable[[], Mapping[str, str]] | None = None
-    """Files in front of rank 1's path."""
-    variables: Mapping[str, str] | None = None
-    probe: bool = False
-    state: str = "differs"
-    limits: tickets.Deadlines = group.QUICK
-
-
-FAULTS = {
-    "broken-conv1d": Fault(
-        78,
-        ("rank 1", "causal_conv1d_fn", "ImportError: undefined symbol: _ZN3c104cuda9SetDeviceEi"),
-        packages=Packages.broken_conv1d,
-    ),
-    "another-fla": Fault(78, ("rank 1", "version of fla-core is 0.5.1", "0.6.0"), packages=Packages.another_fla),
-    "another-transformers": Fault(
-        78, ("rank 1", "version of transformers is 5.16.1"), packages=Packages.another_transformers
-    ),
-    "a-package-that-raises-where-it-should-hide": Fault(
-        78, ("rank 1", "chunk_gated_delta_rule", "ModuleNotFoundError: No module named 'triton'"),
-        packages=Packages.fla_without_triton,
-    ),
-    "crash-at-import": Fault(
-        78, ("rank 1", "causal_conv1d_fn", "SIGSEGV"), packages=Packages.crashing_conv1d, state="differs"
-    ),
-    "dies-in-the-probe": Fault(
-        75, ("rank 1", "probe of causal_conv1d_fn", "SIGSEGV"), variables={"FAULT": "segv"}, probe=True, state="fault"
-    ),
-    "wrong-numbers": Fault(
-        75, ("rank 1", "probe of causal_conv1d_fn", "wrong"), variables={"FAULT": "wrong"}, probe=True, state="fault"
-    ),
-    "hangs-in-the-probe": Fault(
-        3, ("rank 1", "could not tell", "did not end within"), variables={"FAULT": "hang"}, probe=True,
-        state="unknown", limits=replace(group.QUICK, probe_s=20.0),
-    ),
-    "garbage-in-the-result": Fault(
-        3, ("rank 1", "could not tell", "no result that can be read"), variables={"FAULT": "garbage"}, probe=True,
-        state="unknown",
-    ),
-    "another-switch": Fault(
-        78, ("rank 1", "USE_HUB_KERNELS is 0"), variables={"USE_HUB_KERNELS": "0"}
-    ),
-}  # fmt: skip
+GROUPS = {
+    "installed": ("broken-conv1d", "another-fla", "another-transformers"),
+    "at-import": ("a-package-that-raises-where-it-should-hide", "crash-at-import", "another-switch"),
+    "node": ("dies-in-the-probe", "wrong-numbers"),
+    "cannot-tell": ("hangs-in-the-probe", "garbage-in-the-result"),
+}
+"""Faults that end in one code, each in a rank of its own: rank 0 has none."""
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", FAULTS)
-def test_one_rank_is_different(name: str, env: Interpreter, base: tickets.Ticket, tmp_path: Path) -> None:
-    fault = FAULTS[name]
-    variables = dict(fault.variables or {})
-    if fault.packages is not None:
-        variables["PYTHONPATH"] = str(group.write(tmp_path / "front", fault.packages()))
-    probes = (group.CONVOLUTION,) if fault.probe else ()
-    ticket = replace(base, run_dir=str(tmp_path / "run"), probes=probes, deadlines=fault.limits)
-    ended = group.run_group(env, ticket, tmp_path, variables={1: variables})
-    assert ended.codes == {0: fault.code, 1: fault.code}, ended.err
+@pytest.mark.parametrize("name", GROUPS)
+def test_each_fault_is_named_at_its_rank(name: str, env: Interpreter, base: tickets.Ticket, tmp_path: Path) -> None:
+    faults = dict(enumerate((FAULTS[fault] for fault in GROUPS[name]), start=1))
+    variables = {rank: dict(fault.variables or {}) for rank, fault in faults.items()}
+    for rank, fault in faults.items():
+        if fault.packages is not None:
+            variables[rank]["PYTHONPATH"] = str(group.write(tmp_path / f"front{rank}", fault.packages()))
+    limits = min((fault.limits for fault in faults.values()), key=lambda chosen: chosen.total_s)
+    probes = (group.CONVOLUTION,) if any(fault.probe for fault in faults.values()) else ()
+    ticket = replace(base, run_dir=str(tmp_path / "run"), probes=probes, deadlines=limits)
+    ended = group.run_group(env, ticket, tmp_path, world=len(faults) + 1, variables=variables)
+    code = faults[1].code
+    assert ended.codes == dict.fromkeys(range(len(faults) + 1), code), ended.err
     outcome = ended.outcome
-    told = " ".join([outcome["summary"], *outcome["causes"]])
-    assert [word for word in fault.said if word not in told] == [], json.dumps(outcome, indent=1)
-    assert [row["state"] for row in outcome["ranks"]] == ["ok", fault.state]
-    assert outcome["nodes_at_fault"] == ([socket.gethostname()] if fault.code == 75 else [])
-    assert ended.seconds < fault.limits.total_s + SLACK_S
+    for rank, fault in faults.items():
+        mine = " ".join(cause for cause in outcome["causes"] if cause.startswith(f"rank {rank}"))
+        assert [word for word in fault.said if word not in mine] == [], json.dumps(outcome, indent=1)
+    assert [row["state"] for row in outcome["ranks"]] == ["ok", *(fault.state for fault in faults.values())]
+    assert outcome["nodes_at_fault"] == ([socket.gethostname()] if code == 75 else [])
+    assert ended.seconds < limits.total_s + SLACK_S
     assert not any(rank.out for rank in ended.ranks.values()), "a script ran"
 
 

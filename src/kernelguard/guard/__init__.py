@@ -16,22 +16,40 @@ from __future__ import annotations
 import os
 from typing import Any
 
-__all__ = ["Refused", "TrainerGuard", "before_training", "watch"]
+__all__ = ["Refused", "TrainerGuard", "attest_checkpoint", "before_training", "watch"]
 
 
-def before_training() -> None:
+def before_training(resume_from: str = "") -> None:
     """The preflight of this rank's group; ends the process with the group's code unless it may start.
 
-    Call it before anything is loaded. Under `python -m kernelguard.guard` it has been done, and this returns at once.
+    Call it before anything is loaded. Under `python -m kernelguard.guard` it has been done, and is not done again.
+    With `resume_from`, the folder of a checkpoint, what has changed since it was written is said on stderr.
     """
     from kernelguard.guard.preflight import DONE, preflight
 
-    if os.environ.get(DONE) == str(os.getpid()):
-        return
-    outcome = preflight()
-    if outcome.code:
-        raise SystemExit(outcome.code)
-    os.environ[DONE] = str(os.getpid())
+    if os.environ.get(DONE) != str(os.getpid()):
+        outcome = preflight()
+        if outcome.code:
+            raise SystemExit(outcome.code)
+        os.environ[DONE] = str(os.getpid())
+    if resume_from:
+        from kernelguard.guard.attest import say_what_changed
+
+        say_what_changed(resume_from, _ticket())
+
+
+def attest_checkpoint(folder: str) -> None:
+    """Put the run's attestation beside a checkpoint; without a launcher's ticket there is none. Rank 0 writes."""
+    from kernelguard.guard.attest import save
+
+    save(folder, _ticket())
+
+
+def _ticket() -> Any:
+    from kernelguard.guard.ticket import VARIABLE, load_ticket
+
+    path = os.environ.get(VARIABLE, "")
+    return load_ticket(path) if path else None
 
 
 def watch(model: Any = None, optimizer: Any = None, *, on_refusal: str = "exit") -> Any:

@@ -24,6 +24,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from kernelguard.guard import attest, attestation
 from kernelguard.guard.checks import run_checks
 from kernelguard.guard.children import Stopwatch, end_all
 from kernelguard.guard.fingerprint import Report, read_fingerprint
@@ -196,6 +197,9 @@ class Station:
         here = [state.rank for state in outcome.ranks if state.state not in {"missing", "silent"}]
         if first or self.place.rank == min(here, default=self.place.rank):
             print(describe(outcome), file=sys.stderr, flush=True)
+        if outcome.code == 0 and self.ticket is not None and self.place.rank == 0:
+            fields = {**self.report.fields, **self.report.hardware}
+            attestation.write(attest.current(self.ticket, stage="preflight", fields=fields), self.run_dir)
         # Where no disk is shared, each node's supervisor has to hear of it.
         publish(outcome, self.run_dir, speak=bool(outcome.code) and (first or self.place.local_rank == 0))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from transformers import TrainerCallback
 
+from kernelguard.guard import attest
 from kernelguard.guard.watch import Watch, current_ticket
 
 
@@ -20,9 +22,18 @@ class TrainerGuard(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The model is there; its first forward is waited for."""
-        del args, state, control
+        del state, control
+        checkpoint = getattr(args, "resume_from_checkpoint", None)
+        if checkpoint and os.path.isdir(str(checkpoint)):  # noqa: PTH112  # `True` is allowed there
+            attest.say_what_changed(checkpoint, self.watch.ticket)
         if self.watch.state == "waiting":
             self.watch.wait_for(kwargs["model"])
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The attestation lies beside the weights."""
+        del control, kwargs
+        attest.save(os.path.join(args.output_dir, f"checkpoint-{state.global_step}"), self.watch.ticket)  # noqa: PTH118
+        attest.save(args.output_dir, self.watch.ticket)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """After the first step nothing of the guard is left."""

@@ -128,7 +128,10 @@ def _differences(
             if value is not None:
                 values.setdefault(value, []).append(rank)
         right = _right(name, values, expected)
-        if name == "driver" or not values or set(values) <= {right}:
+        if name == "driver":
+            values = {v: r for v, r in values.items() if ticket is not None and _below(v, ticket.expected.driver_floor)}
+            right = ""
+        if not values or set(values) <= {right}:
             continue
         table.append(
             Differing(
@@ -144,9 +147,24 @@ def _differences(
                 (hardware if name in _HARDWARE else software).setdefault(rank, []).append(name)
             why = dict.fromkeys(reports[rank].causes.get(name, "") for rank in ranks)
             reason = "; ".join(w for w in why if w)
-            should = f", {right} was verified" if name in expected else (f", {right} elsewhere" if right else "")
+            if name == "driver" and ticket is not None:
+                should = f", at least {ticket.expected.driver_floor} is needed"
+            elif name in expected:
+                should = f", {right} was verified"
+            else:
+                should = f", {right} elsewhere" if right else ""
             causes.append(f"{ranks_text(tuple(ranks))}: {name} is {value}{should}" + (f": {reason}" if reason else ""))
     return table, software, hardware, causes
+
+
+def _below(driver: str, floor: str) -> bool:
+    """Whether a driver is older than the lowest that the CUDA runtime works with; `not found` is."""
+    if not floor:
+        return False
+    try:
+        return [int(n) for n in driver.split(".")] < [int(n) for n in floor.split(".")]
+    except ValueError:
+        return True
 
 
 def _value(report: Report, name: str) -> str | None:

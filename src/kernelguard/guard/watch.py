@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kernelguard.guard import batch, live_choices, live_functions, live_layers, steptrace
+from kernelguard.guard import attest, attestation, batch, live_choices, live_functions, live_layers, steptrace
 from kernelguard.guard.expectation import Expectation, Finding, expectation
 from kernelguard.guard.first_call import FirstCall
 from kernelguard.guard.outcome import Outcome, RankState, describe, publish, write_json
@@ -412,9 +412,18 @@ class Watch:
         if self.ticket is None:
             return
         path = Path(self.ticket.run_dir) / "ranks" / f"{os.environ.get('RANK', '0')}.training.json"
-        problem = write_json(path, self.document())
-        if problem:
+        problems = [write_json(path, self.document())]
+        if attest.is_first() and not self.refused():
+            bound = {f"{entry.symbol} in {entry.module.rpartition('.')[2]}": entry.value for entry in self._bound}
+            document = attest.current(self.ticket, stage="step 1", bound=bound, kernels=self._launched())
+            problems.append(attestation.write(document, self.ticket.run_dir))
+        for problem in filter(None, problems):
             _LOG.warning("%s", problem)
+
+    def _launched(self) -> dict[str, tuple[str, ...]]:
+        """Kernels of step 1 by the fast path that they were promised for."""
+        seen = {steptrace.base_name(name) for name in self._trace.kernels} if self._trace is not None else set()
+        return {symbol: tuple(sorted(seen.intersection(names))) for symbol, names in self.expected.kernels.items()}
 
     def summary(self) -> str:
         """One line and what to know, for a person."""

@@ -1,0 +1,194 @@
+"""Any training script: unchanged behind the wrapper, with two lines, or with a callback. Trainer, TRL, a plain loop."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import group
+import packages
+import pytest
+import scripts
+
+import kernelguard.guard
+from kernelguard.guard import ticket as tickets
+from kernelguard.guard.attestation import NAME
+from observed import Interpreter
+
+FOLDER = Path(kernelguard.guard.__file__).parent
+MODELING = "transformers.models.qwen3_5.modeling_qwen3_5"
+REQUEST: dict[str, Any] = {
+    **group.REQUEST,
+    "modules": [MODELING],
+    "sites": [{**site, "module": MODELING, "owner": "Qwen3_5GatedDeltaNet"} for site in group.REQUEST["sites"]],
+}
+
+
+def trl_interpreter(folder: Path, files: dict[str, str]) -> Interpreter:
+    env = group.make_interpreter(folder, "5.24.0", files)
+    (env.site / "trl.pth").write_text(f"{scripts.trl_base().site}\n")
+    return env
+
+
+@pytest.fixture(scope="module")
+def env(tmp_path_factory: pytest.TempPathFactory) -> Interpreter:
+    return trl_interpreter(tmp_path_factory.mktemp("trl") / "env", packages.working())
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Interpreter:
+    return trl_interpreter(tmp_path_factory.mktemp("bare") / "env", {})
+
+
+@pytest.fixture(scope="module")
+def base(env: Interpreter, tmp_path_factory: pytest.TempPathFactory) -> tickets.Ticket:
+    return group.make_ticket(env, tmp_path_factory.mktemp("base"), bindings=REQUEST)
+
+
+def run(
+    env: Interpreter, folder: Path, script: str, *arguments: str, wrapped: bool, ticket: tickets.Ticket | None = None
+) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(script)
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    if ticket is not None:
+        (folder / "ticket.json").write_text(tickets.dumps(ticket))
+        variables[tickets.VARIABLE] = str(folder / "ticket.json")
+    guard = ["-m", "kernelguard.guard", "--"] if wrapped else []
+    return subprocess.run(
+        [str(env.python), *guard, "train.py", *arguments],
+        cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+
+
+@pytest.mark.observed
+def test_a_plain_loop_behind_the_wrapper(env: Interpreter, base: tickets.Ticket, tmp_path: Path) -> None:
+    ticket = replace(base, run_dir=str(tmp_path / "run"))
+    done = run(env, tmp_path, scripts.PLAIN, wrapped=True, ticket=ticket)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "trained 3\n"
+    assert "after step 1 the model is as it was admitted (causal_conv1d_fn: package" in done.stderr
+    # What really ran is written where the launcher looks for it.
+    told = json.loads((tmp_path / "run/ranks/0.training.json").read_text())
+    assert told["findings"] == []
+    document = json.loads((tmp_path / "run" / NAME).read_text())
+    assert document["stage"] == "step 1"
+    assert document["bound"]["causal_conv1d_fn in modeling_qwen3_5"] == "package causal_conv1d.causal_conv1d_fn"
+    assert document["fields"]["version of fla-core"] == "0.6.0"
+
+
+@pytest.mark.observed
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("script", "arguments", "wrapped"),
+    [
+        (scripts.TWO_LINES, (), False),
+        (scripts.TRAINER, (), True),
+        (scripts.TRAINER, ("--callback",), False),
+        (scripts.SFT, (), True),
+        (scripts.SFT, ("--callback",), False),
+    ],
+    ids=["two-lines", "trainer-wrapped", "trainer-callback", "sft-wrapped", "sft-callback"],
+)
+def test_a_script_trains_on_and_nothing_is_left(
+    script: str, arguments: tuple[str, ...], wrapped: bool, env: Interpreter, tmp_path: Path
+) -> None:
+    done = run(env, tmp_path, script, *arguments, wrapped=wrapped)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "trained" in done.stdout
+    assert "after step 1 nothing is wrong with the model (causal_conv1d_fn: package" in done.stderr
+    assert "left 0" in done.stdout or "left" not in done.stdout
+
+
+@pytest.mark.observed
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("script", "arguments", "wrapped"),
+    [(scripts.TWO_LINES, (), False), (scripts.TRAINER, (), True), (scripts.SFT, ("--callback",), False)],
+    ids=["two-lines", "trainer-wrapped", "sft-callback"],
+)
+def test_a_script_without_the_kernels_does_not_train(
+    script: str, arguments: tuple[str, ...], wrapped: bool, bare: Interpreter, tmp_path: Path
+) -> None:
+    done = run(bare, tmp_path, script, *arguments, wrapped=wrapped)
+    assert done.returncode == 78, done.stderr[-3000:]
+    assert "trained" not in done.stdout
+    assert "causal_conv1d_fn runs its PyTorch fallback" in done.stderr
+
+
+@pytest.mark.observed
+@pytest.mark.thorough
+def test_trl_packs_without_the_signals_that_this_model_needs(env: Interpreter, tmp_path: Path) -> None:
+    """TRL sends positions only: attention keeps samples apart, the recurrent layers do not."""
+    done = run(env, tmp_path, scripts.SFT, "--packed", "--callback", wrapped=False)
+    assert done.returncode == 78, done.stderr[-3000:]
+    assert "the recurrent layers are not given seq_idx and cu_seq_lens_q" in done.stderr
+    assert "trained" not in done.stdout
+
+
+@pytest.mark.observed
+@pytest.mark.thorough
+def test_the_attestation_lies_beside_checkpoints_and_is_compared(
+    env: Interpreter, base: tickets.Ticket, tmp_path: Path
+) -> None:
+    ticket = replace(base, run_dir=str(tmp_path / "run"))
+    first = run(env, tmp_path, scripts.TRAINER, "--callback", wrapped=True, ticket=ticket)
+    assert first.returncode == 0, first.stderr[-3000:]
+    place = tmp_path / "out" / "checkpoint-1" / NAME
+    document = json.loads(place.read_text())
+    assert document["stage"] == "step 1"
+    # The same machine with another fla, as it was when the checkpoint was written.
+    document["fields"]["version of fla-core"] = "0.5.1"
+    place.write_text(json.dumps(document))
+    again = run(env, tmp_path, scripts.TRAINER, "--callback", "--resume", wrapped=True, ticket=ticket)
+    assert again.returncode == 0, again.stderr[-3000:]
+    said = "CHANGED: version of fla-core: 0.5.1 when the checkpoint was written, 0.6.0 now"
+    assert said in again.stderr
+    assert again.stderr.index(said) < again.stderr.index("after step 1")
+
+
+def test_the_wrapper_says_how_it_is_used(tmp_path: Path) -> None:
+    for arguments in ([], ["--"], ["--", "-m"], ["--", "--oops"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "kernelguard.guard", *arguments], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr.startswith("usage: python -m kernelguard.guard")) == (2, True)
+    argv = [sys.executable, "-m", "kernelguard.guard", "--", "gone.py"]
+    gone = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (gone.returncode, gone.stderr) == (2, "kernelguard: there is no script gone.py\n")
+
+
+# What of the guard's own folder runs in kernelguard's interpreter, where jobs are admitted.
+OUTSIDE = {"admission.py"}
+INSIDE = [file for file in sorted(FOLDER.glob("*.py")) if file.name not in OUTSIDE]
+
+
+@pytest.mark.parametrize("file", INSIDE, ids=lambda file: file.name)
+def test_the_guard_is_python_3_9(file: Path) -> None:
+    """In images it runs with whatever Python trains."""
+    tree = ast.parse(file.read_text(), feature_version=(3, 9))
+    # What came later than 3.9 and is no syntax.
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            assert {"slots", "kw_only", "strict"}.isdisjoint(k.arg for k in node.keywords), ast.unparse(node)
+    assert "from __future__ import annotations" in file.read_text()
+
+
+def test_the_guard_brings_nothing_that_an_image_need_not_have(tmp_path: Path) -> None:
+    """Each module is imported where nothing but the standard library is installed."""
+    skipped = OUTSIDE | {"__main__.py", "__init__.py", "station.py", "trainer.py"}
+    names = [f.stem for f in sorted(FOLDER.glob("*.py")) if f.name not in skipped]
+    foreign = {"torch", "typer", "rich", "packaging", "jsonschema", "yaml", "transformers"}
+    code = f"import importlib, sys\nsys.path.insert(0, {str(group.SRC)!r})\n"
+    code += f"for name in {names!r}:\n    importlib.import_module('kernelguard.guard.' + name)\n"
+    code += f"print(sorted(n for n in sys.modules if n.partition('.')[0] in {foreign!r}))\n"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
