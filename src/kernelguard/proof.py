@@ -86,7 +86,9 @@ def run_verify(
     earlier = _earlier(resume)
     digest = of_lock(lock, model=request.model).digest if lock is not None else ""
     say("reading what the model is bound to")
+    began = time.monotonic()
     check = run_check(replace(request, level="import"), environ)
+    checked = round(time.monotonic() - began, 2)
     locked = _held_against(lock, check, deadline)
     verdict = verify(
         check.declaration,
@@ -102,6 +104,7 @@ def run_verify(
         earlier=earlier,
         progress=say,
     )
+    verdict = replace(verdict, phases={"check": checked, **verdict.phases})
     fixes = {f.fast_path: f.fix for f in check.assessment.findings if f.fast_path and f.fix}
     return Proof(check=check, verdict=verdict, findings=(*locked, *findings(verdict, fixes)))
 

@@ -103,6 +103,12 @@ def flash_attn_func(q, k, v, causal=False):
     one = [x.transpose(1, 2) for x in (q, k, v)]
     return F.scaled_dot_product_attention(*one, is_causal=causal, enable_gqa=True).transpose(1, 2)
 
+def flex_attention(q, k, v, block_mask=None, enable_gqa=False):
+    """torch's own has no backward on a CPU."""
+    at = torch.arange(q.shape[2])
+    seen = block_mask.mask_mod(0, 0, at[:, None], at)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=enable_gqa)
+
 def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, seq_idx=None,
                               dt_softplus=False, **kwargs):
     dtype = x.dtype
@@ -144,6 +150,37 @@ def selective_scan_fn(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_
         h = (d * A).exp() * h + d * B[:, None, :, t] * u[:, :, t, None]
         outs.append((h * C[:, None, :, t]).sum(-1))
     return ((torch.stack(outs, -1) + u * D[:, None]) * F.silu(z)).to(dtype)
+
+def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False):
+    heads = x.dim() == 3
+    h, xs, steps = (t if heads else t[:, None] for t in (state, x.float(), dt.float()))
+    A, D, dt_bias = (t if heads else t[None] for t in (A, D, dt_bias))
+    B, C = (t if heads else t[:, None] for t in (B.float(), C.float()))
+    B, C = (t.repeat_interleave(xs.shape[1] // t.shape[1], 1)[:, :, None] for t in (B, C))
+    steps = F.softplus(steps + dt_bias)[..., None]
+    h.copy_((steps * A).exp() * h + steps * B * xs[..., None])
+    return ((h * C).sum(-1) + D * xs).to(x.dtype).reshape(x.shape)
+
+def mamba_inner_fn(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias,
+                   A, B=None, C=None, D=None, delta_bias=None, delta_softplus=True, b_rms_weight=None,
+                   c_rms_weight=None, dt_rms_weight=None, b_c_dt_rms_eps=1e-6):
+    x, z = xz.chunk(2, 1)
+    x = causal_conv1d_fn(x, conv1d_weight[:, 0], conv1d_bias, activation="silu")
+    n = A.shape[1]
+    dt, B, C = (x.transpose(1, 2) @ x_proj_weight.T).split([delta_proj_weight.shape[1], n, n], -1)
+    if b_rms_weight is not None:
+        B, C, dt = (rms_norm(t, w, b_c_dt_rms_eps) for t, w in
+                    ((B, b_rms_weight), (C, c_rms_weight), (dt, dt_rms_weight)))
+    delta = (dt @ delta_proj_weight.T).transpose(1, 2)
+    y = selective_scan_fn(x, delta, A, B.transpose(1, 2), C.transpose(1, 2), D, z, delta_bias, delta_softplus)
+    return y.transpose(1, 2) @ out_proj_weight.T
+
+def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None):
+    seen = torch.cat([conv_state, x[..., None]], -1)
+    conv_state.copy_(seen[..., 1:])
+    y = (seen[..., -weight.shape[1]:].float() * weight.float()).sum(-1)
+    y = y if bias is None else y + bias.float()
+    return (F.silu(y) if activation else y).to(x.dtype)
 
 class Norm(torch.nn.Module):
     """A model's own layer, as `layer` probes meet it."""

@@ -20,6 +20,8 @@ LINEAR: dict[str, Any] = {"k_heads": 2, "v_heads": 4, "k_dim": 8, "v_dim": 8}
 SSD: dict[str, Any] = {"heads": 4, "head_dim": 8, "groups": 2, "state": 8, "chunk": 16, "width": 4, "hidden": 16}
 ATTENTION: dict[str, Any] = {"q_heads": 4, "kv_heads": 2, "head_dim": 16}
 CONV: dict[str, Any] = {"channels": 12, "width": 4, "activation": "silu", "bias": True}
+INNER: dict[str, Any] = {"channels": 16, "state": 8, "rank": 8, "width": 4, "hidden": 16}
+STEP: dict[str, Any] = {"lengths": (1,), "packed": False, "state": True, "trains": False, "backward": False}
 LAYER: dict[str, Any] = {"original": "right.Norm", "arguments": [16], "inputs": [["T", 16]]}
 
 
@@ -58,7 +60,14 @@ REQUESTS = {
     "mamba2": request("mamba_split_conv1d_scan_combined", "split_conv1d_scan", SSD),
     "scan": request("selective_scan_fn", "selective_scan", {"channels": 6, "state": 4}, lengths=(65,), packed=False),
     "layer": request("FastNorm", "layer", LAYER),
+    "flex": request("flex_attention", "flex", ATTENTION),
+    "conv-step": request("causal_conv1d_update", "causal_conv1d_update", CONV, **STEP),
+    "ssd-step": request("selective_state_update", "state_update", SSD, **STEP),
+    "scan-step": request("selective_state_update", "state_update", {"channels": 6, "state": 4}, **STEP),
+    "inner": request("mamba_inner_fn", "mamba_inner", INNER, lengths=(37,), packed=False),
+    "inner-norms": request("mamba_inner_fn", "mamba_inner", {**INNER, "norms": True}, lengths=(37,), packed=False),
 }
+DECODES = {"recurrent", "conv-step", "ssd-step", "scan-step"}
 # The same with one thing in the kernel spoilt: (text, by what, the tensor in which it must be seen).
 SPOILT = {
     "delta": ("u = beta[:, t, :, None] *", "u = beta[:, t, :, None].detach() *", "gradient of beta"),
@@ -73,6 +82,16 @@ SPOILT = {
     "flash-varlen": ("enable_gqa=True)[0]", "enable_gqa=True, scale=0.2)[0]", "output"),
     "ssd": ("dt = F.softplus(dt + dt_bias)", "dt = F.softplus(dt + dt_bias.detach())", "gradient of dt_bias"),
     "mamba2": (".unflatten(-1, (ngroups, -1))\n", ".unflatten(-1, (1, -1))\n", "output"),
+    "flex": ("attn_mask=seen", "is_causal=True", "output"),
+    "conv-step": ("conv_state.copy_(seen[..., 1:])", "conv_state.copy_(seen[..., :-1])", "state"),
+    "ssd-step": ("(h * C).sum(-1) + D * xs", "(h * C).sum(-1)", "output"),
+    "scan-step": ("h.copy_((steps", "h.copy_((0.9 * steps", "state"),
+    "inner": (
+        "delta = (dt @ delta_proj_weight.T)",
+        "delta = (dt @ delta_proj_weight.T.detach())",
+        "gradient of delta_proj_weight",
+    ),
+    "inner-norms": ("(C, c_rms_weight)", "(C, c_rms_weight.detach())", "gradient of c_rms_weight"),
     "scan": ("u * D[:, None]) *", "u * D[:, None].detach()) *", "gradient of D"),
 }
 
@@ -92,7 +111,13 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ProbeResult]:
         files[f"{module}.py"] = RIGHT.replace(old, new)
         r = REQUESTS[name]
         requests[name] = ProbeRequest(
-            symbol=r.symbol, package=module, module=module, op=r.op, cases=r.cases, trains=r.trains
+            symbol=r.symbol,
+            package=module,
+            module=module,
+            op=r.op,
+            cases=r.cases,
+            trains=r.trains,
+            backward=r.backward,
         )
     layer = REQUESTS["layer"]
     requests["layer"] = ProbeRequest(
@@ -104,7 +129,7 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ProbeResult]:
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_right_kernel_is_right(name: str, right: dict[str, ProbeResult]) -> None:
-    expected = Outcome.NO_BACKWARD if name == "recurrent" else Outcome.RIGHT
+    expected = Outcome.NO_BACKWARD if name in DECODES else Outcome.RIGHT
     assert right[name].outcome is expected, right[name].reason
     assert right[name].deterministic is True
 

@@ -276,6 +276,100 @@ def check_selective_scan_is_what_mamba_computes():
     close(theirs.double(), mixer.out_proj(y.transpose(1, 2)), 1e-5)
 
 
+def update_inputs(H=2, P=3, N=4, G=1, B=2):
+    return (
+        rand(B, H, P, N), rand(B, H, P), rand(B, H, P, seed=1), -rand(H, P, N).exp(),
+        rand(B, G, N), rand(B, G, N, seed=2), rand(H, P), rand(H, P, seed=3),
+    )  # fmt: skip
+
+
+def check_state_update_gradients_by_finite_differences():
+    gradcheck(state_space.state_update, *update_inputs())
+
+
+def check_state_update_is_one_step_of_the_scan():
+    x, dt, A, B, C = scan_inputs()[:5]
+    D, bias = rand(A.shape[0], seed=5), rand(A.shape[0], seed=6)
+    whole = state_space.chunk_scan(x, dt, A, B, C, D=D, dt_bias=bias)
+    state = x.new_zeros(x.shape[0], x.shape[2], x.shape[3], B.shape[-1])
+    wide = (x.shape[2], x.shape[3])
+    for t in range(x.shape[1]):
+        y, state = state_space.state_update(
+            state, x[:, t], dt[:, t, :, None].expand(-1, *wide), A[:, None, None].expand(*wide, B.shape[-1]),
+            B[:, t], C[:, t], D[:, None].expand(wide), bias[:, None].expand(wide),
+        )  # fmt: skip
+        close(y, whole[:, t])
+
+
+def check_state_update_is_what_bamba_computes():
+    from transformers.models.bamba import modeling_bamba
+
+    state, x, dt, A, B, C, D, bias = update_inputs()
+    function = unwrapped(modeling_bamba.mamba2_selective_state_update)
+    left = state.clone()
+    # A single number for a head, as the model makes it.
+    dt, A, D, bias = (m[..., :1].expand(m.shape) for m in (dt, A, D, bias))
+    A = A[:, :1].expand(A.shape)
+    y = function(left, x, dt, A, B, C, D, dt_bias=bias, dt_softplus=True)
+    mine, after = state_space.state_update(state, x, dt, A, B, C, D, bias)
+    close(mine, y, 1e-5)
+    close(after, left, 1e-5)
+
+
+def check_convolution_step_is_the_convolution_one_token_at_a_time():
+    x, weight, bias = rand(2, 9, 3), rand(3, 4), rand(3, seed=1)
+    whole = convolution.causal_conv1d(x, weight, bias, activation="silu")
+    state = x.new_zeros(2, 3, 4)
+    for t in range(9):
+        y, state = convolution.causal_conv1d_step(x[:, t], state, weight, bias, activation="silu")
+        close(y, whole[:, t])
+    gradcheck(lambda *a: convolution.causal_conv1d_step(*a, activation="silu"), x[:, 0], rand(2, 3, 4), weight, bias)
+
+
+def inner_inputs(D=4, N=3, R=2, T=6, hidden=5):
+    return [
+        rand(1, 2 * D, T), rand(D, 1, 4), rand(D), rand(R + 2 * N, D), rand(D, R), rand(hidden, D), -rand(D, N).exp(),
+        rand(D, seed=1), rand(D, seed=2),
+    ]  # fmt: skip
+
+
+def check_mamba_inner_gradients_by_finite_differences():
+    gradcheck(state_space.mamba_inner, *inner_inputs())
+    norms = [1 + 0.1 * rand(3, seed=7), 1 + 0.1 * rand(3, seed=8), 1 + 0.1 * rand(2, seed=9)]
+    gradcheck(lambda *a: state_space.mamba_inner(*a[:9], norm_weights=a[9:]), *inner_inputs(), *norms)
+
+
+def check_mamba_inner_is_what_falcon_computes():
+    """The mixer of falcon-mamba without a kernel, which has norms on B, C and dt."""
+    from transformers import FalconMambaConfig
+    from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMixer
+
+    # It asks for norms that are made only later; every parameter is set below.
+    FalconMambaMixer.init_falcon_mamba_weights = lambda _: None
+    config = FalconMambaConfig(
+        hidden_size=5,
+        state_size=3,
+        intermediate_size=8,
+        time_step_rank=2,
+        num_hidden_layers=1,
+        use_bias=False,
+        vocab_size=8,
+        mixer_rms_eps=1e-6,
+    )
+    mixer = FalconMambaMixer(config, layer_idx=0).double().eval()
+    x = rand(1, 7, 5)
+    with torch.no_grad():
+        for number, parameter in enumerate(mixer.parameters()):
+            parameter.copy_(rand(*parameter.shape, seed=number) * 0.5)
+        theirs = mixer(x)
+        mine = state_space.mamba_inner(
+            mixer.in_proj(x).transpose(1, 2), mixer.conv1d.weight, mixer.conv1d.bias, mixer.x_proj.weight,
+            mixer.dt_proj.weight, mixer.out_proj.weight, -mixer.A_log.double().exp(), mixer.D.double(),
+            mixer.dt_proj.bias, norm_weights=[x.new_ones(3), x.new_ones(3), x.new_ones(2)],
+        )  # fmt: skip
+    close(mine, theirs[0] if isinstance(theirs, tuple) else theirs, 1e-4)
+
+
 def check_norms_gradients_by_finite_differences():
     gradcheck(lambda x, w: norms.rms_norm(x, w, offset=1.0), rand(3, 5), rand(5))
     gradcheck(norms.gated_rms_norm, rand(3, 5), rand(3, 5, seed=1), rand(5))

@@ -247,6 +247,23 @@ def _scan(raw: Mapping[str, Any]) -> Shape:
     }
 
 
+def _update(raw: Mapping[str, Any]) -> Shape:
+    return _ssd(raw) if _first(raw, ("mamba_n_groups", "n_groups", "mamba_ngroups")) is not None else _scan(raw)
+
+
+def _inner(raw: Mapping[str, Any]) -> Shape:
+    hidden = _need(raw, "hidden_size")
+    rank = _first(raw, ("mamba_dt_rank", "time_step_rank"))
+    return {
+        **_scan(raw),
+        # "auto" in a configuration is a sixteenth of the hidden size.
+        "rank": rank if isinstance(rank, int) else -(-hidden // 16),
+        "width": int(_first(raw, ("mamba_d_conv", "conv_kernel")) or 4),
+        "hidden": hidden,
+        "norms": raw.get("model_type") == "falcon_mamba",
+    }
+
+
 def _gated_norm(raw: Mapping[str, Any]) -> Shape:
     if "linear_value_head_dim" in raw:
         return {"size": _need(raw, "linear_value_head_dim"), "heads": [_need(raw, "linear_num_value_heads")]}
@@ -296,6 +313,9 @@ _KERNELS: Mapping[tuple[str, str], _Kernel] = {
     ("mamba_ssm", "mamba_chunk_scan_combined"): _Kernel(op="chunk_scan", shape=_ssd, tuned=True),
     ("mamba_ssm", "mamba_split_conv1d_scan_combined"): _Kernel(op="split_conv1d_scan", shape=_ssd, tuned=True),
     ("mamba_ssm", "selective_scan_fn"): _Kernel(op="selective_scan", shape=_scan, boundaries=False),
+    ("mamba_ssm", "mamba_inner_fn"): _Kernel(op="mamba_inner", shape=_inner, boundaries=False),
+    ("mamba_ssm", "falcon_mamba_inner_fn"): _Kernel(op="mamba_inner", shape=_inner, boundaries=False),
+    ("mamba_ssm", "selective_state_update"): _Kernel(op="state_update", shape=_update, decodes=True, in_place=True),
 }
 _LIGER: Mapping[str, _Kernel] = {
     "liger_fused_linear_cross_entropy": _Kernel(op="linear_cross_entropy", shape=_head, sequence=False),

@@ -134,6 +134,14 @@ def _of_ending(result: WorkerResult) -> tuple[Outcome, str]:
     return Outcome.UNREADABLE, text
 
 
+def _only_decodes(cases: Sequence[CaseResult]) -> bool:
+    """Every output is right, and not one gradient is there."""
+    tensors = [t for case in cases for t in (*case.tensors, *case.unstable)]
+    gradients = [t for t in tensors if t.role == "gradient"]
+    outputs = [t for t in tensors if t.role != "gradient"]
+    return bool(outputs) and all(t.state == "right" for t in outputs) and all(t.state == "missing" for t in gradients)
+
+
 _ORDER = (
     Outcome.WRONG,
     Outcome.CRASHED,
@@ -155,6 +163,8 @@ def _overall(request: ProbeRequest, cases: Sequence[CaseResult], result: WorkerR
         found = next((c for c in cases if c.outcome is outcome), None)
         if found is None:
             continue
+        if outcome is Outcome.WRONG and not request.trains and _only_decodes(cases):
+            return Outcome.NO_BACKWARD, "it gives no gradient at all, and raises nothing when one is asked for"
         if outcome is Outcome.NO_BACKWARD and request.trains:
             return Outcome.RAISED, f"it has no backward, and this run trains: {found.detail}"
         return outcome, f"{found.name}: {found.detail}"

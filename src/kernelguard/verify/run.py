@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,7 +30,9 @@ _SIGNALS = ("position_ids", "cu_seq_lens_q", "seq_idx")
 _SHORT = (11, 1, 7)
 """Without a GPU there are no chunks to have edges, and every token takes its time."""
 _KEEP_S = 60.0
-"""Seconds that isolation gets at least."""
+"""Seconds that isolation and the recorded step get at least, each."""
+_MOST_SHARDS = 12
+"""Each is a process with a CUDA context and a reference of its own, so more would fill a smaller GPU."""
 
 
 def verify(
@@ -53,9 +56,10 @@ def verify(
     With `bindings`, kernels that the model is not bound to are left out: what they compute does not matter to this
     run. `length` is the training length in tokens. `warm_cache` is a folder that afterwards holds what Triton compiled
     and tuned for exactly these shapes (see `cache_variables`). `shards` is how many processes force configurations at
-    once; by default half of this machine's cores. `lock` is the digest of the lock that is verified. `trace` is where
-    the profiler trace of one training step of the cut-down model goes; only at level gpu. `earlier` is a verdict of the
-    same fingerprint whose time was up: configurations that it measured are not measured again.
+    once; by default all of this machine's cores but two, and twelve at most. `lock` is the digest of the lock that is
+    verified. `trace` is where the profiler trace of one training step of the cut-down model goes; only at level gpu.
+    `earlier` is a verdict of the same fingerprint whose time was up: configurations that it measured are not measured
+    again.
 
     Raises:
         InputError: `warm_cache` cannot be made.
@@ -85,12 +89,14 @@ def verify(
         length=length,
         environ=worker_environment(os.environ, level=level, warm_cache=warm_cache),
         end=began + timeout,
-        shards=shards if shards is not None else max((os.cpu_count() or 2) // 2, 1),
+        shards=shards if shards is not None else min(max((os.cpu_count() or 2) - 2, 1), _MOST_SHARDS),
+        keep=_KEEP_S * ((intent.packed and level > Level.IMPORT) + (trace is not None)),
         compiled=None if warm_cache is None else is_filled(warm_cache, prints),
         earlier=earlier,
         prints=prints,
         progress=progress,
     )
+    run.phases["prepare"] = round(time.monotonic() - began, 2)
     probes, isolation = run.everything(requests)
     verdict = Verdict(
         level=level,
@@ -119,12 +125,22 @@ class _Run:
     length: int
     environ: Mapping[str, str]
     end: float
+    keep: float
+    """Seconds that the probes leave for what comes after them."""
     shards: int
     compiled: bool | None
     """The cache holds everything already; None: not known."""
     earlier: Verdict | None
     prints: Fingerprint
     progress: Callable[[str], None]
+    phases: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Note how long a part of the run took."""
+        began = time.monotonic()
+        yield
+        self.phases[phase] = round(time.monotonic() - began, 2)
 
     @property
     def device(self) -> str:
@@ -159,7 +175,7 @@ class _Run:
         later = [n for n in tuned if n not in found]
         for position, n in enumerate(later):
             # What is left is shared by what is still to come, so that one slow kernel does not take it all.
-            share = (self.left() - (_KEEP_S if isolates else 0.0)) / (len(later) - position)
+            share = (self.left() - self.keep) / (len(later) - position)
             found[n] = self.probe(requests[n], n, len(requests), max(share, min(self.left(), _KEEP_S)))
         if isolates and (not isolation or any(c.isolated is None for c in isolation)):
             isolation = self.isolate()
@@ -167,50 +183,53 @@ class _Run:
 
     def probe(self, request: ProbeRequest, number: int, total: int, timeout: float) -> ProbeResult:
         """One kernel."""
-        return run_probe(
-            self.python,
-            request,
-            timeout=timeout,
-            device=self.device,
-            environ=self.environ,
-            shards=self.shards,
-            compiled=self.compiled,
-            earlier=earlier_of(self.earlier, request, self.prints),
-            progress=lambda text: self.progress(f"{number + 1}/{total} {text}"),
-        )
+        with self.timed(request.symbol):
+            return run_probe(
+                self.python,
+                request,
+                timeout=timeout,
+                device=self.device,
+                environ=self.environ,
+                shards=self.shards,
+                compiled=self.compiled,
+                earlier=earlier_of(self.earlier, request, self.prints),
+                progress=lambda text: self.progress(f"{number + 1}/{total} {text}"),
+            )
 
     def isolate(self) -> tuple[SignalCheck, ...]:
         """Packed samples, in the cut-down model."""
         self.progress("packed samples")
-        return run_isolation(
-            self.python,
-            language_parts(self.declaration),
-            _sets(self.intent),
-            dtype=self.intent.dtype if self.device == "cuda" else "float32",
-            device=self.device,
-            lengths=LENGTHS if self.device == "cuda" else _SHORT,
-            attn_implementation=self.intent.attn_implementation,
-            experts_implementation=self.intent.experts_implementation,
-            timeout=max(self.left(), _KEEP_S),
-            environ=self.environ,
-        )
+        with self.timed("isolation"):
+            return run_isolation(
+                self.python,
+                language_parts(self.declaration),
+                _sets(self.intent),
+                dtype=self.intent.dtype if self.device == "cuda" else "float32",
+                device=self.device,
+                lengths=LENGTHS if self.device == "cuda" else _SHORT,
+                attn_implementation=self.intent.attn_implementation,
+                experts_implementation=self.intent.experts_implementation,
+                timeout=max(self.left(), _KEEP_S),
+                environ=self.environ,
+            )
 
     def traced(self, output: Path, verdict: Verdict, versions: Mapping[str, str]) -> StepTrace:
         """One training step at the training length, as the run packs it."""
         self.progress("one training step under the profiler")
         signals = (self.intent.signals or _SIGNALS) if self.intent.packed else ()
-        facts, record = record_step(
-            self.python,
-            language_parts(self.declaration),
-            signals,
-            output,
-            dtype=self.intent.dtype,
-            lengths=training_lengths(self.length, packed=self.intent.packed),
-            attn_implementation=self.intent.attn_implementation,
-            experts_implementation=self.intent.experts_implementation,
-            timeout=max(self.left(), _KEEP_S),
-            environ=self.environ,
-        )
+        with self.timed("trace"):
+            facts, record = record_step(
+                self.python,
+                language_parts(self.declaration),
+                signals,
+                output,
+                dtype=self.intent.dtype,
+                lengths=training_lengths(self.length, packed=self.intent.packed),
+                attn_implementation=self.intent.attn_implementation,
+                experts_implementation=self.intent.experts_implementation,
+                timeout=max(self.left(), _KEEP_S),
+                environ=self.environ,
+            )
         return summarize(facts, record, verdict.fast_paths, verdict.probes, versions)
 
 

@@ -319,3 +319,5 @@ class Verdict:
     """UTC, ISO 8601."""
     problems: tuple[str, ...] = ()
     """What could not be observed, one sentence each."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Where the time went: seconds by part of the run; parts that ran side by side overlap."""

@@ -33,14 +33,35 @@ _LAYER = re.compile(r"^(?:[a-z_]+\.)*?(?:layers|h|blocks)\.\d+$")
 _KINDS = ("layer_types", "layers_block_type", "hybrid_override_pattern")
 
 
-def recorder(path: str) -> Any:
-    """What writes records to this file: a sibling, loaded by path."""
-    spec = importlib.util.spec_from_file_location("kernelguard_records", os.path.join(_HERE, "probes", "records.py"))
+def _sibling(name: str) -> Any:
+    """A module of `probes/`, loaded by path."""
+    spec = importlib.util.spec_from_file_location(f"kernelguard_{name}", os.path.join(_HERE, "probes", f"{name}.py"))
     if spec is None or spec.loader is None:
-        raise ImportError(f"{_HERE} has no probes/records.py")
+        raise ImportError(f"{_HERE} has no probes/{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.Recorder(path)
+    return module
+
+
+def recorder(path: str) -> Any:
+    """What writes records to this file."""
+    return _sibling("records").Recorder(path)
+
+
+def _pin_first(out: Any) -> None:
+    """Let every autotuned kernel take its first configuration that runs here.
+
+    Leaving a signal out makes the model call kernels that its training never calls; tuning them would take minutes, and
+    whether samples stay apart does not depend on it.
+    """
+    if "triton.runtime.autotuner" not in sys.modules:
+        return
+    try:
+        forcing = _sibling("autotune").Forcing()
+        forcing.row = 0
+        forcing.take()
+    except Exception as error:
+        out.error("autotuner", error)
 
 
 class Model:
@@ -281,6 +302,7 @@ def main(request: dict[str, Any], out: Any) -> None:
         if request.get("device", "cuda") == "cuda":
             torch.cuda.init()
         model = Model(request, out)
+        _pin_first(out)
         transformers = sys.modules["transformers"]
         out.write("built", model=type(model.model).__name__, transformers=transformers.__version__)
     except BaseException as error:

@@ -37,7 +37,8 @@ class Draw:
         self.batch = int(case.get("batch", 1))
         packed = case.get("packed", False)
         cuts = list(itertools.accumulate(self.lengths, initial=0))
-        self.cu_seqlens = self.integer_tensor(cuts, "int64") if packed else None
+        # int32, as every collator sends them: the dtype is part of what Triton compiles and tunes for.
+        self.cu_seqlens = self.integer_tensor(cuts, "int32") if packed else None
         numbers = [i for i, n in enumerate(self.lengths) for _ in range(n)]
         self.seq_idx = self.integer_tensor([numbers], "int32") if packed else None
 

@@ -24,6 +24,10 @@ class Precision:
             return a @ b
         return (a.to(self.dtype) @ b.to(self.dtype)).to(a.dtype)
 
+    def stored(self, x: Any) -> Any:
+        """`x` as it is after it was kept in memory between two operations of a fused call."""
+        return x if self.dtype is None else x.to(self.dtype).to(x.dtype)
+
     def einsum(self, equation: str, a: Any, b: Any) -> Any:
         """A product of two tensors."""
         if self.dtype is None:

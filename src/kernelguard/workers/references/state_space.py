@@ -7,6 +7,9 @@ Selective scan, for each channel d with a state h of N numbers and step size D_t
 Mamba-2 has one A for a whole head and P channels in it, so that a chunk of it is a masked matrix product:
 
     y_i = sum_{j <= i} (C_i . B_j) exp(sum_{j < m <= i} D_m A) D_j x_j + D x_i
+
+Decoding takes one step of the same recurrence from a given state (`state_update`); `mamba_inner` is a whole Mamba-1
+mixer behind its input projection.
 """
 
 from __future__ import annotations
@@ -172,3 +175,53 @@ def split_conv1d_scan(
         else:
             y = rms_norm(y * silu, rmsnorm_weight, eps=rmsnorm_eps, groups=ngroups)
     return y if outproj_weight is None else precision.matmul(y, outproj_weight.transpose(0, 1))
+
+
+def state_update(
+    state: Any,
+    x: Any,
+    dt: Any,
+    A: Any,
+    B: Any,
+    C: Any,
+    D: Any,
+    dt_bias: Any,
+) -> tuple[Any, Any]:
+    """One token further: the output [B, H, P] and the state.
+
+    `state` [B, H, P, N]; `x`, `dt` [B, H, P]; `A` [H, P, N]; `B`, `C` [B, G, N]; `D`, `dt_bias` [H, P].
+    """
+    per_group = x.shape[1] // B.shape[1]
+    B, C = (m.repeat_interleave(per_group, dim=1)[:, :, None] for m in (B, C))
+    step = torch.nn.functional.softplus(dt + dt_bias)[..., None]
+    h = (step * A).exp() * state + step * B * x[..., None]
+    return (h * C).sum(-1) + D * x, h
+
+
+def mamba_inner(
+    xz: Any,
+    conv1d_weight: Any,
+    conv1d_bias: Any,
+    x_proj_weight: Any,
+    delta_proj_weight: Any,
+    out_proj_weight: Any,
+    A: Any,
+    D: Any,
+    delta_bias: Any,
+    *,
+    norm_weights: Any = None,
+    eps: float = 1e-6,
+    precision: Precision = EXACT,
+) -> Any:
+    """`xz` [B, 2 D, T] holds x and the gate z; output [B, T, hidden]. `norm_weights` are those of B, C and dt."""
+    x, z = xz.chunk(2, dim=1)
+    x = precision.stored(causal_conv1d(x.transpose(1, 2), conv1d_weight[:, 0], conv1d_bias, activation="silu"))
+    projected = precision.matmul(x, x_proj_weight.transpose(0, 1))
+    states = A.shape[1]
+    dt, B, C = projected.split([projected.shape[-1] - 2 * states, states, states], dim=-1)
+    if norm_weights is not None:
+        B, C, dt = (precision.stored(rms_norm(m, w, eps=eps)) for m, w in zip((B, C, dt), norm_weights))
+    delta = precision.matmul(dt, delta_proj_weight.transpose(0, 1))
+    u, delta, B, C = (m.transpose(1, 2) for m in (x, delta, B, C))
+    y = selective_scan(u, delta, A, B, C, D, z, delta_bias, precision=precision)
+    return precision.matmul(y.transpose(1, 2), out_proj_weight.transpose(0, 1))
