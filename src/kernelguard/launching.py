@@ -20,9 +20,11 @@ from kernelguard.declare.config import read_config
 from kernelguard.declare.declaration import declare
 from kernelguard.declare.intent import resolve_intent
 from kernelguard.declare.values import Declaration, Intent, ModelConfig, Phase
-from kernelguard.errors import InputError
+from kernelguard.errors import InputError, UndeterminedError
 from kernelguard.guard.admission import Admission, Image, Overrides, Place, Question, admit
 from kernelguard.guard.ticket import Deadlines, Ticket, dumps
+from kernelguard.image.labels import read_labels
+from kernelguard.image.values import ImageFacts, State
 from kernelguard.judge.rules import load_rules
 from kernelguard.judge.values import Finding, Level
 from kernelguard.launch.engines import ENGINES
@@ -119,7 +121,7 @@ def run_launch(request: Request, environ: Mapping[str, str], say: Callable[[str]
                 check_findings=here.check_findings,
                 binaries=here.binaries,
                 gpus_here=engine.name == "torchrun",
-                image=_image(request.image, engine) if request.image is not None else None,
+                image=_image(request.image, engine, environ) if request.image is not None else None,
             ),
             floor=_floor(lock, verdict),
             overrides=request.overrides,
@@ -329,17 +331,40 @@ def _floor(lock: Lock, verdict: Verdict | None) -> Version | None:
         return None
 
 
-def _image(reference: str, engine: Engine) -> Image:
-    """What a reference itself says of an image."""
-    _, at, found = reference.partition("@")
-    name = reference.partition("@")[0]
+def _image(reference: str, engine: Engine, environ: Mapping[str, str]) -> Image:
+    """What a reference says of an image, and its labels where an engine here has it."""
+    name, _, found = reference.partition("@")
     tag = name.rpartition("/")[2].partition(":")[2]
-    return Image(
+    image = Image(
         reference=reference,
-        digest=found if at else "",
+        digest=found,
         candidate=tag.endswith("candidate"),
         tag_is_all=engine.name == "air",
     )
+    facts = _facts(reference, environ)
+    if facts is None:
+        return image
+    claims = read_labels(facts.labels)
+    if claims is None:
+        return replace(image, foreign=True)
+    return replace(
+        image,
+        candidate=claims.state is State.CANDIDATE,
+        lock_digest=claims.lock,
+        changed=claims.content != facts.content,
+    )
+
+
+def _facts(reference: str, environ: Mapping[str, str]) -> ImageFacts | None:
+    """What the engine of this machine has under that name; None: there is no engine, or it does not have it."""
+    from kernelguard.image.engine import connect  # noqa: PLC0415 - the SDK is only needed where an image is named
+
+    try:
+        with connect(environ) as docker:
+            return docker.image(reference)
+    except UndeterminedError:
+        # Nothing is known then, and the admission says so.
+        return None
 
 
 def _deadlines(request: Request) -> Deadlines:

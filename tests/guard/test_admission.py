@@ -343,6 +343,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, Status, tuple[str, ...]]] = {
         ("590.10", "580.95"),
     ),
     "a candidate image": (image(candidate=True), "launch-candidate", NO, ("never verified",)),
+    "an image that was changed": (image(changed=True), "launch-image-changed", NO, ("no longer what was verified",)),
     "an image by tag": (image(digest=""), "launch-image-tag", NO, ("tag",)),
     "an image of another lock": (image(lock_digest="sha256:" + OTHER), "launch-other-image", NO, (OTHER,)),
 }

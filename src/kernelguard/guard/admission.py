@@ -76,6 +76,10 @@ class Image:
     """`sha256:...` from the reference; empty: it is named by a tag, which can move."""
     candidate: bool = False
     """It was built and not verified on a GPU yet."""
+    foreign: bool = False
+    """An engine has it, and it was not made by `kernelguard build`."""
+    changed: bool = False
+    """Its content is not the one that its labels were given to."""
     tag_is_all: bool = False
     """The engine can name images by tag only."""
     lock_digest: str = ""
@@ -404,11 +408,15 @@ def _of_image(q: Question) -> Iterator[Finding]:
         reason = f"{image.reference} names a tag, which can move; a launch needs the image's digest"
         fix = f"docker buildx imagetools inspect {image.reference}, then --image NAME@sha256:..."
         yield _no("launch-image-tag", reason, fix)
+    if image.changed:
+        reason = f"{image.reference} is no longer what was verified: its content is not that of its labels"
+        yield _no("launch-image-changed", reason, f"kernelguard build {_name(q, 'lock')} -t IMAGE")
     if image.lock_digest and image.lock_digest != q.lock_digest:
         reason = f"{image.reference} was built from lock {image.lock_digest}, this is {q.lock_digest}"
         yield _no("launch-other-image", reason, f"kernelguard build {_name(q, 'lock')} -t IMAGE")
     if not image.lock_digest:
-        reason = f"no engine here could read the labels of {image.reference}; each rank compares its content"
+        why = "was not made by `kernelguard build`" if image.foreign else "is not known to an engine here"
+        reason = f"{image.reference} {why}; each rank compares its content"
         yield Finding(code="launch-image", status=Status.WARN, reason=reason)
 
 
