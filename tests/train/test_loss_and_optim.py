@@ -34,6 +34,20 @@ def test_chunked_loss_and_gradients_are_those_of_cross_entropy(chunk: int) -> No
         torch.testing.assert_close(a.grad, b.grad)
 
 
+def test_a_scale_is_not_rounded_to_the_gradients_type() -> None:
+    """1/n in bf16 is off by up to 2^-9: the same factor on all gradients of a step, and another one the next step."""
+    hidden, weight, targets = tensors(23)
+    found = {}
+    for scale in (1.0, 1 / 515):
+        ours = [hidden.bfloat16().requires_grad_(), weight.bfloat16().requires_grad_()]
+        loss.linear_cross_entropy(ours[0], ours[1], targets, 100, scale=scale).backward()
+        found[scale] = [tensor.grad.float() / scale for tensor in ours if tensor.grad is not None]
+    for whole, scaled in zip(found[1.0], found[1 / 515], strict=True):
+        factor = float((whole * scaled).sum() / (whole * whole).sum())
+        assert abs(factor - 1) < 2**-12, "single values are rounded, their common factor is not"
+    assert abs(float(torch.tensor(1 / 515).bfloat16()) * 515 - 1) > 2**-10, "the premise: this one would be off"
+
+
 def test_no_target_gives_zero_and_zero_gradients() -> None:
     hidden, weight, targets = (t.float().requires_grad_() if t.is_floating_point() else t for t in tensors(0))
     total = loss.linear_cross_entropy(hidden, weight, targets, 8)

@@ -62,10 +62,13 @@ class _LinearCrossEntropy(Function):
 
     @staticmethod
     def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        def scaled(gradient: torch.Tensor) -> torch.Tensor:
+            # A Python number is multiplied in float32. As a bf16 tensor 1/n would be off by up to 2^-9, and so every
+            # gradient behind it, but not those that are summed in float32.
+            return (gradient * ctx.scale).mul_(outputs[0].to(gradient.dtype))
+
         to_hidden, to_weight = ctx.saved_tensors
-        scale = outputs[0] * ctx.scale
-        to_weight = to_weight * scale.to(to_weight.dtype) if to_weight is not None else None
-        return to_hidden * scale.to(to_hidden.dtype), to_weight, None, None, None, None
+        return scaled(to_hidden), scaled(to_weight) if to_weight is not None else None, None, None, None, None
 
 
 class LossHead(nn.Linear):
