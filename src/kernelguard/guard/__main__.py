@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import runpy
 import sys
+from typing import Any
 
 from kernelguard.guard.after_import import after_import
 from kernelguard.guard.preflight import DONE, preflight
@@ -34,7 +36,14 @@ def main(argv: list[str]) -> None:
 def _watch() -> None:
     from kernelguard.guard import watch
 
-    watch()
+    seen = watch()
+    atexit.register(_say_if_nothing_was_seen, seen)
+
+
+def _say_if_nothing_was_seen(watch: Any) -> None:
+    if watch.state == "waiting":
+        what = "no model that is known here was trained in this process, so nothing was looked at while training"
+        print(f"kernelguard: note: {what}", file=sys.stderr, flush=True)
 
 
 def _become(rest: list[str]) -> None:

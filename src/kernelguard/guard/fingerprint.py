@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kernelguard.guard.children import ChildResult, run_worker
+from kernelguard.guard.children import ChildResult, Stopwatch, run_worker
 from kernelguard.guard.ticket import Ticket
 
 KERNEL_DISTRIBUTIONS = frozenset(
@@ -64,6 +64,8 @@ _WRITTEN_BY_INSTALLERS = re.compile(
 )
 _DRIVER = re.compile(r"Kernel Module(?:\s+for\s+\S+)?\s+(\d+\.\d+(?:\.\d+)?)")
 ABSENT = "absent"
+_NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3"})
+"""File systems whose caching lets one machine see another's half-written or removed files."""
 
 
 @dataclass
@@ -113,6 +115,7 @@ class Report:
 
 def read_fingerprint(report: Report, ticket: Ticket | None, environ: Mapping[str, str], *, limit_s: float) -> None:
     """Fill in everything that identifies this rank, within about `limit_s` seconds."""
+    watch = Stopwatch()
     wants_gpu = ticket is None or ticket.device == "cuda"
     bindings_request = ticket.bindings if ticket is not None else None
     with ThreadPoolExecutor(max_workers=3) as pool:
@@ -135,7 +138,8 @@ def read_fingerprint(report: Report, ticket: Ticket | None, environ: Mapping[str
         if bound is not None and bindings_request is not None:
             _bound(report, bound.result(), bindings_request, ticket)
     if ticket is not None and bindings_request is not None:
-        _explain(report, ticket, bindings_request, environ, limit_s=limit_s)
+        _explain(report, ticket, bindings_request, environ, limit_s=max(watch.left(limit_s), 5.0))
+    _compile_cache(report, environ)
 
 
 def _hashed(ticket: Ticket | None) -> list[str]:
@@ -262,6 +266,46 @@ def driver_version() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.split("\n", 1)[0].strip() if done.returncode == 0 else ""
+
+
+def _compile_cache(report: Report, environ: Mapping[str, str]) -> None:
+    """Compiled kernels in a folder that several machines write at once: stale handles, and ranks that wait for ever."""
+    if int(environ.get("LOCAL_WORLD_SIZE", "1") or 1) >= int(environ.get("WORLD_SIZE", "1") or 1):
+        return
+    folder = triton_cache(environ)
+    try:
+        mounts = Path("/proc/mounts").read_text("utf-8", "replace")
+    except OSError:
+        return
+    kind = file_system(folder, mounts)
+    if kind in _NETWORK:
+        report.faults["Triton cache"] = (
+            f"{folder} lies on {kind}, which all nodes write: set TRITON_CACHE_DIR to a local folder"
+        )
+    else:
+        report.passed.append("Triton cache")
+
+
+def triton_cache(environ: Mapping[str, str]) -> str:
+    """Where Triton really keeps what it compiles, whatever lies in the home folder."""
+    if environ.get("TRITON_CACHE_DIR"):
+        return environ["TRITON_CACHE_DIR"]
+    home = environ.get("TRITON_HOME") or environ.get("HOME") or str(Path.home())
+    return str(Path(home) / ".triton" / "cache")
+
+
+def file_system(folder: str, mounts: str) -> str:
+    """The type of the file system that holds a folder, from the text of /proc/mounts."""
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        parts = line.split(" ")
+        if len(parts) < 3:
+            continue
+        place = parts[1].replace("\\040", " ")
+        inside = folder == place or folder.startswith(place.rstrip("/") + "/")
+        if inside and len(place) >= len(best):
+            best, kind = place, parts[2]
+    return kind
 
 
 def _bound(report: Report, result: ChildResult, request: Mapping[str, Any], ticket: Ticket | None) -> None:

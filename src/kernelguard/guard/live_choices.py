@@ -24,6 +24,20 @@ def sub_models(model: Any) -> tuple[tuple[str, Any], ...]:
     )
 
 
+def language_part(model: Any) -> tuple[Any, Any]:
+    """The innermost sub-model that holds the token embedding, and the embedding (None: there is none)."""
+    parts = [part for _, part in sub_models(model)]
+    for part in parts:
+        try:
+            embedding = part.get_input_embeddings()
+        except (AttributeError, NotImplementedError):
+            continue
+        if embedding is not None:
+            holders = [p for p in parts if any(inner is embedding for inner in p.modules())]
+            return (holders[-1] if holders else part), embedding
+    return (parts[0] if parts else model), None
+
+
 def judge_attention(model: Any, expected: Expectation) -> Iterator[Finding]:
     """Another attention than the one that was asked for, in the model or in a part of it (row 9)."""
     parts = sub_models(model)

@@ -10,6 +10,8 @@ from kernelguard.guard.fingerprint import ABSENT, Report, bound_field
 from kernelguard.guard.outcome import Differing, Outcome, RankState, ranks_text
 from kernelguard.guard.ticket import CODE_CONFIGURATION, CODE_NODE, CODE_UNKNOWN, Ticket
 
+# Faults that somebody's settings have, on whichever node they show.
+_CHOSEN = frozenset({"Triton cache"})
 _HARDWARE = frozenset({"GPU", "capability", "driver"})
 _NOT_SET = "not set"
 # What every rank may have for itself, and nobody wants to read about.
@@ -206,7 +208,8 @@ def _faults(reports: Mapping[int, Report], software: Mapping[int, object]) -> tu
     for rank, report in sorted(reports.items()):
         for name, text in report.faults.items():
             right_elsewhere = any(name in other.passed for other in reports.values() if other is not report)
-            where = "node" if right_elsewhere and rank not in software else "configuration"
+            on_node = right_elsewhere and rank not in software and name not in _CHOSEN
+            where = "node" if on_node else "configuration"
             found[rank] = "configuration" if "configuration" in {where, found.get(rank)} else "node"
             causes.append(f"rank {rank} on {report.host}: {name}: {text}")
     return found, causes

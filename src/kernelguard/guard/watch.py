@@ -8,16 +8,17 @@ first optimizer step everything is read once more and every hook is taken away.
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kernelguard.guard import attest, attestation, batch, live_choices, live_functions, live_layers, steptrace
 from kernelguard.guard.expectation import Expectation, Finding, expectation
+from kernelguard.guard.eyes import Eyes, Hooks
 from kernelguard.guard.first_call import FirstCall
 from kernelguard.guard.outcome import Outcome, RankState, describe, publish, write_json
 from kernelguard.guard.ranks import PlaceError, read_place
@@ -42,21 +43,6 @@ class Refused(SystemExit):
 _active: list[Watch] = []
 
 
-@dataclass
-class _Hooks:
-    """Everything that has to be taken away again."""
-
-    handles: list[Any] = field(default_factory=list)
-
-    def add(self, handle: Any) -> None:
-        self.handles.append(handle)
-
-    def remove(self) -> None:
-        for handle in self.handles:
-            handle.remove()
-        self.handles = []
-
-
 class Watch:
     """One training run, from before its model is there until after its first step."""
 
@@ -67,13 +53,13 @@ class Watch:
         self.state = "waiting"
         """`waiting`, `first-step`, `done`."""
         self._on_refusal = on_refusal
-        self._hooks = _Hooks()
-        self._step_hooks = _Hooks()
+        self._hooks = Hooks()
+        self._step_hooks = Hooks()
         self._optimizer: Any = None
         self._model: Any = None
         self._bound: tuple[live_functions.Bound, ...] = ()
         self._hub: dict[str, str] = {}
-        self._seen = batch.Seen()
+        self._eyes = Eyes()
         self._recorder = steptrace.Recorder()
         self._counter: steptrace.CallCounter | None = None
         self._trace: steptrace.StepTrace | None = None
@@ -141,9 +127,9 @@ class Watch:
         atexit.register(self.close)
         self._read("when the model was built")
         self._end_if_refused()
-        self._saw_the_call(args, kwargs)
+        self._eyes.saw_the_call(args, kwargs, live_functions.owners_of(model, self._bound), whole=self._compiled)
         if not self._compiled:
-            self._look_at_the_batch()
+            self._eyes.look(model, self._bound, self._hooks)
             self._counter = steptrace.CallCounter(self._bound)
         self._record()
 
@@ -155,9 +141,10 @@ class Watch:
         needed = [batch.SIGNAL_OF_ARGUMENT[name] for name in self._arguments()]
         attention = str(getattr(self._config(), "_attn_implementation", "") or "")
         symbols = [entry.symbol for entry in self._bound]
-        self._add(batch.judge_batch(self._seen, self.expected, needed, attention, self._ends()), "in the first batch")
-        self._add(live_choices.judge_cache(symbols, mixer_got_cache=self._seen.mixer_got_cache), "in the first batch")
-        self._seen = batch.Seen()
+        seen = self._eyes.seen
+        self._add(batch.judge_batch(seen, self.expected, needed, attention, self._ends()), "in the first batch")
+        self._add(live_choices.judge_cache(symbols, mixer_got_cache=seen.mixer_got_cache), "in the first batch")
+        self._eyes = Eyes()
         self._end_if_refused()
         self._hooks.remove()
         if not self._compiled:
@@ -206,6 +193,7 @@ class Watch:
         self._read("after step 1")
         self._add(self._drifted(before, hub), "after step 1")
         self._write()
+        self._add(self._others(), "after step 1")
         self._end_if_refused()
         self._model = None
         print(self.summary(), file=sys.stderr, flush=True)
@@ -264,6 +252,32 @@ class Watch:
                 what = f"{name} ran {hub[name] or own} when the model was built, and {now or own} after step 1"
                 yield Finding("rebound", "fail", what, "call model.train() once, before training")
 
+    def _chosen(self) -> dict[str, str]:
+        """What every rank has to have chosen alike, of this rank's model."""
+        found = {f"{entry.symbol} in {entry.module.rpartition('.')[2]}": entry.value for entry in self._bound}
+        for name, part in live_choices.sub_models(self._model):
+            for what in ("_attn_implementation", "_experts_implementation"):
+                found[f"{what.strip('_')} of {name}"] = str(getattr(part.config, what, None))
+        return {**found, **{f"hub layer {name}": value or "its own" for name, value in self._hub.items()}}
+
+    def _others(self) -> Iterator[Finding]:
+        """Ranks whose models differ, as far as the run's folder shows: the last to write sees them all."""
+        if self.ticket is None:
+            return
+        mine = self._chosen()
+        rank = os.environ.get("RANK", "0") or "0"
+        for path in sorted((Path(self.ticket.run_dir) / "ranks").glob("*.training.json")):
+            other = path.name.partition(".")[0]
+            try:
+                theirs = json.loads(path.read_text("utf-8"))["chosen"]
+                differing = [name for name in mine if theirs.get(name, mine[name]) != mine[name]]
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                # It is being written, or is none.
+                continue
+            for name in differing if other != rank else ():
+                what = f"rank {rank} has {name} {mine[name]}, rank {other} has {theirs[name]}"
+                yield Finding("ranks-differ", "fail", what, "build the model in one way in every rank")
+
     def _arguments(self) -> Iterable[str]:
         """The kernel arguments that keep samples apart, of the kernels that are bound."""
         names = []
@@ -274,64 +288,9 @@ class Watch:
                 names.append("cu_seqlens")
         return dict.fromkeys(names)
 
-    def _look_at_the_batch(self) -> None:
-        """Remember what the embedding, one recurrent layer and one attention layer are first called with."""
-        parts = live_choices.sub_models(self._model)
-        inner = parts[0][1] if parts else self._model
-        try:
-            embedding = inner.get_input_embeddings()
-        except (AttributeError, NotImplementedError):
-            embedding = None
-        if embedding is not None:
-            self._hooks.add(embedding.register_forward_pre_hook(self._saw_ids))
-        for _, part in parts:
-            if part is not self._model:
-                self._hooks.add(part.register_forward_pre_hook(self._saw_call, with_kwargs=True))
-        owners = live_functions.owners_of(self._model, self._bound)
-        for layer in owners:
-            self._hooks.add(layer.register_forward_pre_hook(self._saw_mixer, with_kwargs=True))
-        attention = next((m for m in self._model.modules() if type(m).__name__.endswith("Attention")), None)
-        if attention is not None:
-            self._hooks.add(attention.register_forward_pre_hook(self._saw_attention, with_kwargs=True))
-        for layer in live_functions.decoder_layers(self._model):
-            self._hooks.add(layer.register_forward_pre_hook(self._saw_call, with_kwargs=True))
-
-    def _saw_the_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """What the model itself was called with; of a compiled one nothing else can be seen."""
-        tensors = {name: value.detach() for name, value in kwargs.items() if hasattr(value, "detach")}
-        self._seen.input_ids = tensors.get("input_ids", args[0].detach() if args and hasattr(args[0], "dim") else None)
-        self._seen.position_ids = tensors.get("position_ids")
-        if self._compiled:
-            self._seen.mixers = len(live_functions.owners_of(self._model, self._bound))
-            self._seen.mixer = {name: tensors[name] for name in ("seq_idx", "cu_seq_lens_q") if name in tensors}
-
-    def _saw_ids(self, _module: Any, args: Any) -> None:
-        if self._seen.input_ids is None and args and hasattr(args[0], "dim"):
-            self._seen.input_ids = args[0].detach()
-
-    def _saw_call(self, _module: Any, _args: Any, kwargs: Any) -> None:
-        ids = kwargs.get("position_ids")
-        if self._seen.position_ids is None and hasattr(ids, "dim"):
-            self._seen.position_ids = ids.detach()
-
-    def _saw_mixer(self, _module: Any, _args: Any, kwargs: Any) -> None:
-        self._seen.mixers += 1
-        if any(kwargs.get(name) is not None for name in ("cache", "cache_params", "past_key_values", "past_key_value")):
-            self._seen.mixer_got_cache = True
-        for name in ("seq_idx", "cu_seq_lens_q", "cu_seqlens"):
-            if name not in self._seen.mixer and hasattr(kwargs.get(name), "dim"):
-                self._seen.mixer[name] = kwargs[name].detach()
-
-    def _saw_attention(self, _module: Any, args: Any, kwargs: Any) -> None:
-        if self._seen.attention:
-            return
-        names = live_functions.signature_names(type(_module).forward)[1:]
-        given = {**dict(zip(names, args)), **kwargs}
-        self._seen.attention = {name: given.get(name) for name in ("attention_mask", "cu_seq_lens_q", "position_ids")}
-
     def _config(self) -> Any:
-        parts = live_choices.sub_models(self._model)
-        return parts[0][1].config if parts else None
+        """That of the part which reads the tokens."""
+        return vars(live_choices.language_part(self._model)[0]).get("config")
 
     def _ends(self) -> tuple[int, ...]:
         eos = getattr(self._config(), "eos_token_id", None)
@@ -405,6 +364,7 @@ class Watch:
             "findings": [{"row": f.row, "status": f.status, "what": f.what, "fix": f.fix} for f in self.findings],
             "bound": {f"{e.module}.{e.symbol}": e.value for e in self._bound},
             "hub": self._hub,
+            "chosen": self._chosen() if self._model is not None else {},
             "kernels": dict(self._trace.kernels) if self._trace is not None else {},
         }
 
