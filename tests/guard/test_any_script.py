@@ -153,6 +153,29 @@ def test_the_attestation_lies_beside_checkpoints_and_is_compared(
     assert again.stderr.index(said) < again.stderr.index("after step 1")
 
 
+@pytest.mark.observed
+@pytest.mark.thorough
+def test_one_rank_builds_its_model_with_another_attention(
+    env: Interpreter, base: tickets.Ticket, tmp_path: Path
+) -> None:
+    """Public failure G01: no rank is wrong by itself, and nothing that is installed differs."""
+    script = scripts.PLAIN.replace(
+        "model.train()\n",
+        "import os, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    model.set_attn_implementation('eager')\n"
+        "    time.sleep(3)\n"
+        "model.train()\n",
+    )
+    ticket = replace(base, run_dir=str(tmp_path / "run"))
+    ended = group.run_group(env, ticket, tmp_path, script=script)
+    assert ended.codes[1] == 78, ended.err
+    said = "rank 1 has attn_implementation of Qwen3_5ForCausalLM eager, rank 0 has sdpa"
+    assert said in ended.ranks[1].err
+    assert ended.outcome["phase"] == "training"
+    assert said in ended.outcome["summary"]
+
+
 def test_the_wrapper_says_how_it_is_used(tmp_path: Path) -> None:
     for arguments in ([], ["--"], ["--", "-m"], ["--", "--oops"]):
         done = subprocess.run(

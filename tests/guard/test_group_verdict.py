@@ -14,7 +14,7 @@ import pytest
 from kernelguard.guard import ticket as tickets
 from kernelguard.guard.checks import judge_isolation, judge_probe
 from kernelguard.guard.children import ChildResult, run_worker, scratch
-from kernelguard.guard.fingerprint import Report, record_digest
+from kernelguard.guard.fingerprint import Report, file_system, record_digest, triton_cache
 from kernelguard.guard.outcome import Outcome, describe, from_document, publish, ranks_text, to_document, write_json
 from kernelguard.guard.preflight import preflight
 from kernelguard.guard.ranks import PlaceError, read_place, visible_device
@@ -311,3 +311,31 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+MOUNTS = """\
+/dev/root / ext4 rw 0 0
+nas:/home /home nfs4 rw 0 0
+tmpfs /home/me/scratch\\040disk tmpfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("environ", "kind"),
+    [
+        ({"HOME": "/home/me"}, "nfs4"),
+        # Only the folder that is really used counts.
+        ({"HOME": "/home/me", "TRITON_CACHE_DIR": "/tmp/triton"}, "ext4"),
+        ({"HOME": "/home/me", "TRITON_HOME": "/home/me/scratch disk"}, "tmpfs"),
+        ({"HOME": "/homestead"}, "ext4"),
+    ],
+)
+def test_where_compiled_kernels_really_lie(environ: dict[str, str], kind: str) -> None:
+    assert file_system(triton_cache(environ), MOUNTS) == kind
+
+
+def test_a_compile_cache_that_all_nodes_share_is_nobodys_node() -> None:
+    """Public failure G03: also where another node happens to have a local one."""
+    shared = {"Triton cache": "/home/me/.triton/cache lies on nfs4, which all nodes write"}
+    found = verdict([report(0, faults=shared), report(1, faults=shared), report(2, passed=["Triton cache"]), report(3)])
+    assert (found.code, found.nodes_at_fault) == (78, ())
