@@ -86,7 +86,8 @@ def test_b16_b15_a_wheel_tagged_for_another_torch_that_works_is_no_failure(tmp_p
     files |= crafted.causal_conv1d("1.6.1+cu12torch2.10cxx11abiTRUE")
     said = check(tmp_path, "5.24.0", files)
     assert said.code == 0
-    assert {said.paths[symbol]["status"] for symbol in TRAINING} == {"pass"}
+    assert {symbol: said.paths[symbol]["status"] for symbol in TRAINING} == {CONV: "warn", GDN: "pass"}
+    assert said.finding("tag-other-torch")["fast_path"] == CONV
 
 
 def test_b23_an_extension_that_finds_libc10_only_after_torch_is_fine(tmp_path: Path) -> None:
