@@ -62,6 +62,33 @@ def test_the_verdict_comes_first_at_80_columns() -> None:
         assert words in done.out
 
 
+def test_the_readme_shows_what_is_printed() -> None:
+    said = (
+        (ROOT / "README.md")
+        .read_text()
+        .split("$ kernelguard profile benchmarks/results/verify-h200-trace.json.gz\n")[1]
+    )
+    shown = said.split("```")[0]
+    assert len(shown) > 100
+    done = Command("profile", "benchmarks/results/verify-h200-trace.json.gz", cwd=ROOT, env={"COLUMNS": "80"})
+    assert done.out.startswith(shown)
+
+
+def test_two_profiles_show_what_changed(tmp_path: Path) -> None:
+    """The naive run beside the fused one, without their traces."""
+    slow = json.loads(Command("profile", TRACE, "--json").out)
+    fast = json.loads(json.dumps(slow))
+    fast["verdict"]["bound_by"] = "GEMM"
+    fast["trace"]["step_us"] /= 4
+    (tmp_path / "a.json").write_text(json.dumps(slow))
+    (tmp_path / "b.json").write_text(json.dumps(fast))
+    page = tmp_path / "page.html"
+    assert Command("report", tmp_path / "a.json", tmp_path / "b.json", "-o", page).code == 0
+    text = page.read_text()
+    for words in ("2 things changed", "bound by", "GEMM", "0.25 times"):
+        assert words in text
+
+
 def test_the_page_can_be_made_again_from_its_document(tmp_path: Path) -> None:
     """A profile's JSON is enough for `report`, so that it can be made where the trace is not."""
     document = tmp_path / "profile.json"

@@ -316,6 +316,39 @@ def test_a_real_trace_of_an_h200() -> None:
     assert found.busy + idle == pytest.approx(found.wall)
 
 
+def test_the_profilers_own_work_is_told_apart(tmp_path: Path) -> None:
+    line = Timeline()
+    busy_step(line, GEMM)
+    assert not any("profiler's own" in note for note in line.understood(tmp_path).notes)
+    line.add("overhead", "Activity Buffer Request", 500, 4000)
+    assert any(note.startswith("the profiler's own work took 4.0 ms") for note in line.understood(tmp_path).notes)
+
+
+def test_the_names_of_old_writers_are_known(tmp_path: Path) -> None:
+    line = Timeline()
+    busy_step(line, GEMM)
+    now = line.understood(tmp_path)
+    old = {"cpu_op": "Operator", "cuda_runtime": "Runtime", "kernel": "Kernel"}
+    for event in line.events:
+        event["cat"] = old.get(event["cat"], event["cat"])
+    before = line.understood(tmp_path)
+    assert (before.busy, before.launches, before.bound.cause) == (now.busy, now.launches, now.bound.cause)
+
+
+@pytest.mark.observed
+@pytest.mark.thorough
+def test_the_page_tells_how_to_record(tmp_path: Path) -> None:
+    """The code of docs/profile.md, run as it stands, leaves a trace that can be read."""
+    text = (ROOT / "docs/profile.md").read_text()
+    block = text.split("```python\n")[1].split("```")[0]
+    env = observed.environment(tmp_path / "env", None, {})
+    command = [str(env.python), "-W", "ignore", "-c", block]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    found = profile(tmp_path / "trace.json.gz")
+    assert len(found.steps) == 2
+    assert found.has_shapes
+
+
 def test_a_training_run_of_ours_is_read() -> None:
     run = read_run(RUN)
     assert run.steps == 41

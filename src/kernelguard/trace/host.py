@@ -74,6 +74,8 @@ class HostFacts:
     waiting: list[Interval] = field(default_factory=list)
     data: list[Interval] = field(default_factory=list)
     compiling: list[Interval] = field(default_factory=list)
+    overhead: list[Interval] = field(default_factory=list)
+    """The profiler's own work."""
     waits: tuple[Wait, ...] = ()
     module_loads: int = 0
     launches: int = 0
@@ -210,6 +212,8 @@ class _Reader:
                     entry = self.waits[self.recording.names[name], rows.name[outer] if outer >= 0 else -1]
                     entry[0] += 1
                     entry[1] += end - begin
+        elif kind == Kind.OVERHEAD:
+            facts.overhead.append((begin, end))
         elif self.is_data[name]:
             facts.data.append((begin, end))
         elif self.is_compile[name]:

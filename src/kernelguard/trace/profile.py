@@ -12,7 +12,7 @@ from kernelguard.trace.bound import Bound, judge
 from kernelguard.trace.device import DeviceFacts, Idle, PartTime, device_by_operator, read_device
 from kernelguard.trace.host import HostFacts, Operator, Wait, read_host, step_names
 from kernelguard.trace.implementations import Implementation, implementations
-from kernelguard.trace.intervals import Bins, Interval
+from kernelguard.trace.intervals import Bins, Cover, Interval
 from kernelguard.trace.parts import Parts, Peak, peak_of
 from kernelguard.trace.recording import Kind, Recording, record
 from kernelguard.trace.runs import RunFacts
@@ -256,6 +256,9 @@ def _notes(recording: Recording, host: HostFacts, device: DeviceFacts, marks: Se
             f"recorded with Python stacks ({recording.python_frames} frames), which slow the host down: "
             "with_stack=False shows the gaps as they are"
         )
+    overhead = Cover(host.overhead).length(*device.window)
+    if overhead > 0.02 * (device.window[1] - device.window[0]):
+        notes.append(f"the profiler's own work took {overhead / 1000:,.1f} ms of it: a run without it waits less")
     if not recording.has_shapes:
         notes.append("no input shapes: record_shapes=True lets the roofline be drawn")
     if recording.unreadable:

@@ -43,6 +43,12 @@ _KINDS = {
     "kernel": Kind.KERNEL,
     "gpu_memcpy": Kind.COPY,
     "gpu_memset": Kind.COPY,
+    # Until torch 1.11.
+    "Operator": Kind.OPERATOR,
+    "Runtime": Kind.RUNTIME,
+    "Kernel": Kind.KERNEL,
+    "Memcpy": Kind.COPY,
+    "Memset": Kind.COPY,
 }
 HOST_KINDS = (Kind.OPERATOR, Kind.ANNOTATION, Kind.RUNTIME, Kind.OVERHEAD)
 DEVICE_KINDS = (Kind.KERNEL, Kind.COPY)
