@@ -26,9 +26,9 @@ READERS = {
 }
 HTA = (
     "import contextlib, io; from hta.trace_analysis import TraceAnalysis; "
-    "o = contextlib.redirect_stdout(io.StringIO()); o.__enter__(); t = TraceAnalysis(trace_files={0: sys.argv[1]}); "
-    "t.get_temporal_breakdown(visualize=False); t.get_idle_time_breakdown(visualize=False); "
-    "o.__exit__(None, None, None); n = len(t.t.get_trace(0))"
+    "o = contextlib.redirect_stdout(io.StringIO()); o.__enter__(); a = TraceAnalysis(trace_files={0: sys.argv[1]}); "
+    "a.get_temporal_breakdown(visualize=False); a.get_idle_time_breakdown(visualize=False); "
+    "o.__exit__(None, None, None); n = len(a.t.get_trace(0))"
 )
 MEASURE = (
     "import sys, time, resource, json; t = time.perf_counter(); {body}; "

@@ -14,8 +14,8 @@ another order; on a CPU the first part is zero. One rank sums gradients in float
 by at most 2^-9: where another number of ranks goes on, 2^-9 of what the updates since the checkpoint changed the loss
 by is added for losses, and 2^-8 of the value for norms (as in two_gpus/equal.py). Then the exported folder is compared
 bit for bit with the last checkpoint, and loaded with `from_pretrained`. With --slice-layers, layers
-of the published 27B are trained with recompute=auto and what it chose is reported. One JSON object goes to stdout. Exit codes: 0 all holds, 1 it does not,
-3 cannot tell (losses that hardly change could not show a fault).
+of the published 27B are trained with recompute=auto and what it chose is reported. One JSON object goes to stdout.
+Exit codes: 0 all holds, 1 it does not, 3 cannot tell (losses that hardly change could not show a fault).
 """
 
 from __future__ import annotations

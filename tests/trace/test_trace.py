@@ -142,10 +142,11 @@ def test_a_real_step_on_the_slow_path_leaves_its_fingerprints(tmp_path: Path) ->
     env = observed.environment(tmp_path / "env", "5.24.0", {})
     output = tmp_path / "trace.json.gz"
     part = SubModel(path="", model_type="qwen3_5_text", raw=configs.QWEN3_5)
-    trace = record_step(
+    trace, record = record_step(
         str(env.python), [part], ["position_ids"], output, dtype="float32", device="cpu", lengths=[9], timeout=180.0
     )
     assert read_trace(output) == trace
+    assert len(record["steps"]) == 2, "the seconds of the steps before the recorded one"
     assert trace.launches == 0
     assert trace.ops["aten::mm"] > 0
     delta, conv = fast_paths(

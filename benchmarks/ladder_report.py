@@ -1,0 +1,261 @@
+"""How are the ladder's rungs read, rated and shown? Used by ladder.py; without torch, so that it can be tested anywhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+UNIT = 8192
+"""Tokens that operator counts and times are given for: rungs differ in how many an update has."""
+SHAPE = {"hidden": 5120, "inner": 17_408, "vocabulary": 248_320, "channels": 10_240, "values": 6144, "layers": 8,
+         "recurrent": 6, "attention": 2, "heads": 24, "head": 256, "parameters": 5.587e9, "products": 4.315e9}  # fmt: skip
+"""Eight of the 64 layers of the 27B; `products` are the parameters that a token is multiplied with."""
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return {}  # the rung ended before it was written; its row says why
+    return found
+
+
+def read(folder: Path, settings: dict[str, Any], *, loop: bool) -> dict[str, Any]:
+    """What a rung left in its folder, under the table's names."""
+    seen, profile = _json(folder / "rung.json"), _json(folder / "profile.json")
+    summary = _json(folder / ("rung.loop.json" if loop else "summary.json"))
+    names = ("tokens_per_s", "computed_tokens_per_s", "trained_tokens_per_s", "mfu", "mfu_with_attention", "peak_gib",
+             "density", "steps", "step_p50_s", "data_wait_s", "torch", "gpu")  # fmt: skip
+    row: dict[str, Any] = {name: summary[name] for name in names if name in summary}
+    if "step_s" in summary:
+        row["step_ms"] = 1000 * summary["step_s"]
+    lines = (
+        (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines() if (folder / "steps.jsonl").exists() else []
+    )
+    steps = [json.loads(text) for text in lines]
+    row["losses"] = [step["loss"] for step in steps]
+    row["step_times_s"] = [step["step_s"] for step in steps]
+    row["settings"] = settings
+    row["dtype"] = "float8 products, float32 masters" if settings.get("model.fp8") else "bf16 products, float32 masters"
+    if loop:
+        row["dtype"] = "bf16 throughout, optimizer states too"
+    row |= {key: value for key, value in seen.items() if key not in {"imports_s", "seconds", "tuned_late"}}
+    if profile:
+        row["profile"] = profile
+        scale = UNIT / profile["tokens"] if profile.get("tokens") else 1.0
+        for name in ("cpu_queue_ms", "gpu_busy_ms", "gpu_ops", "cpu_ops"):
+            row[f"{name}_per_8192"] = profile[name] * scale
+    return row
+
+
+def rate(result: dict[str, Any]) -> None:
+    """Adds each row's ratio to the first rung's tokens per second."""
+    rows = result["rungs"]
+    first = rows[0].get("tokens_per_s") if rows and rows[0]["rung"] == "naive" else None
+    for row in rows:
+        if first and row.get("tokens_per_s") and row["model"] == "27b":
+            row["ratio"] = row["tokens_per_s"] / first
+    for model in {row["model"] for row in rows} - {"27b"}:
+        own = [row for row in rows if row["model"] == model and row.get("tokens_per_s")]
+        for row in own:
+            row["ratio"] = row["tokens_per_s"] / own[0]["tokens_per_s"]
+
+
+def line(row: dict[str, Any]) -> str:
+    """One row for the console."""
+    if "tokens_per_s" not in row:
+        return f"{row['rung']}: {row.get('problem', 'no result')[-600:]}"
+    mfu = f"MFU {100 * row['mfu']:.1f} %, " if "mfu" in row else ""
+    text = f"{row['rung']}: {row['tokens_per_s']:,.0f} tokens/s, {row.get('ratio', 0):.2f}x, {mfu}"
+    return (
+        text + f"{row.get('peak_gib', 0):.0f} GiB" + (f" PROBLEM {row['problem'][-300:]}" if "problem" in row else "")
+    )
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rungs as a Markdown table."""
+    head = (
+        "| rung | adds | tokens/s | ratio | MFU | peak GiB | step ms | tokens/step |\n|---|---|--:|--:|--:|--:|--:|--:|"
+    )
+    lines = [head]
+    for row in rows:
+        if "tokens_per_s" not in row:
+            why = row.get("problem", "no result").splitlines()[0][:120] if row.get("problem") else "no result"
+            lines.append(f"| {row['rung']} | {row['adds']} | {why} | | | | | |")
+            continue
+        mfu = f"{100 * row['mfu']:.1f} %" if "mfu" in row else ""
+        tokens = row["tokens_per_s"] * row["step_ms"] / 1000
+        lines.append(
+            f"| {row['rung']} | {row['adds']} | {row['tokens_per_s']:,.0f} | {row.get('ratio', 0):.2f} | {mfu} | "
+            f"{row.get('peak_gib', 0):.0f} | {row['step_ms']:,.0f} | {tokens:,.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def profiles(rows: list[dict[str, Any]], shown: int = 10) -> str:
+    """For each recorded rung its totals, and the operators that take the CPU's and the GPU's time."""
+    parts = []
+    for row in rows:
+        profile = row.get("profile")
+        if not profile:
+            continue
+        parts.append(
+            f"### {row['rung']}: {profile['tokens']:,} tokens and one update\n\n"
+            f"CPU {profile['cpu_queue_ms']:,.0f} ms in {profile['cpu_ops']:,} operators, "
+            f"GPU {profile['gpu_busy_ms']:,.0f} ms in {profile['gpu_ops']:,} kernels and copies\n\n"
+            "| CPU operator | calls | self ms |\n|---|--:|--:|\n"
+            + "\n".join(f"| `{r['name'][:60]}` | {r['calls']:,} | {r['ms']:,.1f} |" for r in profile["top_cpu"][:shown])
+            + "\n\n| GPU kernel | calls | ms |\n|---|--:|--:|\n"
+            + "\n".join(f"| `{r['name'][:60]}` | {r['calls']:,} | {r['ms']:,.1f} |" for r in profile["top_gpu"][:shown])
+        )
+    return "\n\n".join(parts)
+
+
+def bounds(squared_per_token: float, ceilings: dict[str, float], tokens_per_update: float) -> dict[str, float]:
+    """Least milliseconds per 8192 tokens of each part: operations or bytes over the measured ceilings.
+
+    Args:
+        squared_per_token: Sum of squared sample lengths over the tokens.
+        ceilings: `tflops` of the best bf16 product and `tb_s` of a large copy, reads and writes counted.
+        tokens_per_update: Over which the optimizer's bytes are spread.
+    """
+    s = SHAPE
+    flop = UNIT / ceilings["tflops"] / 1e9
+    byte = UNIT * 2 / ceilings["tb_s"] / 1e9  # per bf16 element of each token
+    mixing = 2 * 2048 + s["values"]
+    attention = 3.5 * 4 * s["attention"] * s["heads"] * s["head"] * squared_per_token / 2
+    wide_norms = (2 * s["layers"] + 1) * s["hidden"] + s["attention"] * 28 * s["head"]
+    return {
+        "products": 6 * s["products"] * flop,
+        "delta rule": s["recurrent"] * (3 * mixing + 2 * s["values"]) * byte,
+        "convolution": s["recurrent"] * 5 * s["channels"] * byte,
+        "attention": attention * flop,
+        "norms": (5 * wide_norms + 8 * s["recurrent"] * s["values"]) * byte,
+        "activations": s["layers"] * 9 * s["inner"] * byte,
+        "cross entropy": 3 * s["vocabulary"] * byte,
+        "optimizer": 38 * s["parameters"] / ceilings["tb_s"] / 1e9 * UNIT / tokens_per_update,
+        "other elementwise": 4 * 3 * s["layers"] * s["hidden"] * byte,
+        "copies": 0.0,
+    }
+
+
+def roofline(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each part of the last bf16 rung's step: milliseconds per 8192 tokens, least possible, what lies between."""
+    row = next((r for r in reversed(result["rungs"]) if r["rung"] == "final" and r.get("profile")), None)
+    if row is None or not result.get("ceilings") or "step_ms" not in row:
+        return []
+    per_update = row["computed_tokens_per_s"] * row["step_ms"] / 1000
+    recorded = row["profile"]
+    least = bounds(1391.0, result["ceilings"], per_update)
+    found, busy = [], 0.0
+    for part in {*recorded["parts"], *least}:
+        own = recorded["parts"].get(part, {"ms": 0.0})["ms"]
+        tokens = per_update if part == "optimizer" else recorded["tokens"]
+        ms = own * UNIT / tokens
+        busy += ms
+        found.append({"part": part, "ms": ms, "bound_ms": least.get(part, 0.0)})
+    whole = UNIT / row["computed_tokens_per_s"] * 1000
+    found.append({"part": "idle (step less kernels)", "ms": whole - busy, "bound_ms": 0.0})
+    for entry in found:
+        entry["lost_ms"] = entry["ms"] - entry["bound_ms"]
+    found.sort(key=lambda entry: -entry["lost_ms"])
+    return [
+        *found,
+        {"part": "step", "ms": whole, "bound_ms": sum(least.values()), "lost_ms": whole - sum(least.values())},
+    ]
+
+
+def roofline_table(entries: list[dict[str, Any]], ceilings: dict[str, float]) -> str:
+    """The roofline as Markdown."""
+    head = (
+        f"Ceilings measured on this GPU: {ceilings['tflops']:.0f} TFLOP/s in short bf16 products "
+        f"({ceilings.get('tflops_sustained', 0):.0f} when they go on for a second: the power limit), "
+        f"{ceilings['tb_s']:.2f} TB/s.\n\n| part, per 8192 tokens | ms | least ms | between |\n|---|--:|--:|--:|\n"
+    )
+    return head + "\n".join(
+        f"| {e['part']} | {e['ms']:.1f} | {e['bound_ms']:.1f} | {e['lost_ms']:.1f} |" for e in entries
+    )
+
+
+def extrapolation(result: dict[str, Any]) -> dict[str, Any]:
+    """64 layers on 32 GPUs, from the last bf16 rung. Computed, not measured: each assumption is in the result."""
+    row = next((r for r in reversed(result["rungs"]) if r["rung"] == "final" and r.get("profile")), None)
+    if row is None or "computed_tokens_per_s" not in row:
+        return {}
+    s = SHAPE
+    layers, head = 8, s["vocabulary"] * s["hidden"]
+    share = 1 - head / s["products"]
+    per_unit = UNIT / row["computed_tokens_per_s"]
+    compute = per_unit * (share * 64 / layers + (1 - share))
+    parameters = 64 / layers * (s["products"] - head) + 2 * head
+    matmul = 64 / layers * (s["products"] - head) + head
+    link = 50e9  # bytes per second and GPU: 400 Gb/s, which is what leaves a node of eight
+    moved = parameters * (2 * 2 + 4)  # gathered twice in bf16, gradients scattered in float32
+    communication = moved / (link * 8 / 8)
+    slowest = max(compute, communication)
+    found = {}
+    for name, seconds in (("hidden", slowest), ("in the open", compute + communication)):
+        rate_ = UNIT / seconds
+        found[name] = {"step_s": seconds, "tokens_per_s_per_gpu": rate_, "mfu": 6 * matmul * rate_ / 989e12}
+    return {
+        "measured": False, "compute_s": compute, "communication_s": communication, **found,
+        "assumptions": [
+            "8192 tokens per GPU and update, as published; layers cost what they cost in the slice, the output layer too",
+            "all activations kept: about 205 KB per token and layer, 107 GB; parameters and optimizer state 13.5 GB per GPU",
+            "FSDP over all 32: weights gathered twice in bf16, gradients scattered in float32, 400 Gb/s per GPU",
+            "hidden: all of it behind the computation; in the open: none of it. FSDP's own copies are not counted",
+        ],
+    }  # fmt: skip
+
+
+def plot(rows: list[dict[str, Any]]) -> str:
+    """The 27B's rungs as bars, in SVG."""
+    shown = [row for row in rows if row["model"] == "27b" and "tokens_per_s" in row]
+    if not shown:
+        return ""
+    most = max(row["tokens_per_s"] for row in shown)
+    colours = {"bf16": "#2f6f9f", "float8": "#b5651d", "masked": "#7a9a3a", "beside": "#888888"}
+    height, left, width = 26, 190, 470
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 {height * len(shown) + 40}" '
+        'font-family="sans-serif" font-size="13" role="img" aria-label="tokens per second of each rung">',
+        f'<rect width="800" height="{height * len(shown) + 40}" fill="white"/>',
+        '<text x="10" y="20" font-weight="bold">8 layers of the 27B on one GPU, tokens per second</text>',
+    ]
+    for number, row in enumerate(shown):
+        top = 32 + number * height
+        long = width * row["tokens_per_s"] / most
+        note = f"{row['tokens_per_s']:,.0f} ({row.get('ratio', 0):.1f}x"
+        note += f", {100 * row['mfu']:.0f} %)" if "mfu" in row else ")"
+        parts += [
+            f'<text x="{left - 8}" y="{top + 16}" text-anchor="end">{row["rung"]}</text>',
+            f'<rect x="{left}" y="{top + 3}" width="{long:.1f}" height="{height - 7}" fill="{colours[row["kind"]]}"/>',
+            f'<text x="{left + long + 6:.1f}" y="{top + 16}">{note}</text>',
+        ]
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def write(result: dict[str, Any], folder: Path, name: str, hidden: dict[str, str]) -> None:
+    """NAME.json, NAME.md and NAME.svg, as far as they are known; paths in `hidden` are written as what it has for them."""
+
+    def shown(text: str) -> str:
+        for path, word in sorted(hidden.items(), key=lambda item: -len(item[0])):
+            text = text.replace(path, word) if path else text
+        return text
+
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = roofline(result)
+    result["roofline"], result["extrapolation"] = entries, extrapolation(result)
+    (folder / f"{name}.json").write_text(shown(json.dumps(result, indent=1)) + "\n", encoding="utf-8")
+    text = [f"# {name}\n", f"`{result['command']}`\n"]
+    text.append(", ".join(f"{key} {value}" for key, value in result["versions"].items()) + "\n")
+    text.append(table(result["rungs"]) + "\n")
+    if entries:
+        text += ["## Where the time goes\n", roofline_table(entries, result["ceilings"]) + "\n"]
+    if result["extrapolation"]:
+        text += ["## 64 layers on 32 GPUs: computed, not measured\n", "```json"]
+        text += [json.dumps(result["extrapolation"], indent=1), "```\n"]
+    text += ["## Profiles\n", profiles(result["rungs"]) + "\n"]
+    (folder / f"{name}.md").write_text(shown("\n".join(text)), encoding="utf-8")
+    (folder / f"{name}.svg").write_text(plot(result["rungs"]), encoding="utf-8")

@@ -1,0 +1,117 @@
+"""One rung in a process of its own: imports while the one before still measures, then waits for its turn.
+
+    python benchmarks/rung.py GO OUT -- ARGUMENT...      the trainer's own command line
+    python benchmarks/rung.py GO OUT --loop -- ARGUMENT...   the yardstick's
+
+With --reuse, kernels take the tuning of other shapes (see warm.py). It starts when the file GO exists, and writes to OUT what a person would have to look up: seconds to the end of the first
+step, graph recompilations and kernel tunings after it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# This folder has a profile.py, which torch would take for the standard library's.
+sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != os.path.dirname(os.path.realpath(__file__))]
+
+import importlib
+import json
+import time
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+
+BEGUN = time.time()
+
+
+def preload(*, loop: bool) -> None:
+    """Imports what takes seconds, on the CPU: the GPU belongs to the rung that measures."""
+    import torch
+    import torch._dynamo
+    import torch.distributed.fsdp
+    import transformers
+
+    transformers.AutoModelForCausalLM  # noqa: B018 - a lazy attribute: this imports it
+    if not loop:
+        for name in ("transformers.models.qwen3_5.modeling_qwen3_5", "liger_kernel.transformers.monkey_patch",
+                     "fla.ops.gated_delta_rule", "torch._inductor.compile_fx"):  # fmt: skip
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                continue  # the rung itself says so, if it needs it
+        import kernelguard_train.cli
+        import kernelguard_train.train  # noqa: F401
+
+
+def watch() -> dict[str, Any]:
+    """Counts kernel tunings; graphs are counted by torch itself."""
+    counts: dict[str, Any] = {"tunings": []}
+    try:
+        from triton.runtime.autotuner import Autotuner
+    except ImportError:
+        return counts
+    whole = Autotuner._bench
+
+    def counted(self: Any, *arguments: Any, **options: Any) -> Any:
+        counts["tunings"].append((time.time(), self.base_fn.__name__))
+        return whole(self, *arguments, **options)
+
+    Autotuner._bench = counted
+    return counts
+
+
+def graphs() -> int:
+    """Graphs that torch.compile made so far."""
+    import torch._dynamo.utils as dynamo
+
+    return int(dynamo.counters["stats"]["unique_graphs"])
+
+
+def main() -> int:
+    go, out = Path(sys.argv[1]), Path(sys.argv[2])
+    loop = "--loop" in sys.argv[3:4]
+    arguments = sys.argv[sys.argv.index("--") + 1 :]
+    preload(loop=loop)
+    while not go.exists():
+        time.sleep(0.02)
+    turn = time.time()
+    found: dict[str, Any] = {"imports_s": turn - BEGUN}
+    if loop:
+        run_path(str(Path(__file__).with_name("yardstick.py")))["main"](arguments, out.with_suffix(".loop.json"))
+        code = 0
+    else:
+        if "--reuse" in sys.argv[3:5]:
+            run_path(str(Path(__file__).with_name("warm.py")))["reuse"]()
+        counts = watch()
+        from kernelguard_train.cli import main as train
+        from kernelguard_train.report import Report
+
+        first: dict[str, Any] = {}
+        told = Report.step
+
+        def step(self: Any, number: int, done: float, values: dict[str, Any]) -> None:
+            if not first:
+                first.update(at=time.time(), graphs=graphs(), loss=values.get("loss"))
+            found["last_loss"] = values.get("loss")
+            told(self, number, done, values)
+
+        Report.step = step  # type: ignore[method-assign]
+        code = train(arguments)
+        if first:
+            found["start_to_first_step_s"] = found["imports_s"] + first["at"] - turn
+            found["turn_to_first_step_s"] = first["at"] - turn
+            found["first_loss"] = first["loss"]
+            found["graphs"] = first["graphs"]
+            found["recompiles_after_step_1"] = graphs() - first["graphs"]
+            found["tunings"] = len(counts["tunings"])
+            late = [name for at, name in counts["tunings"] if at > first["at"]]
+            found["tunings_after_step_1"] = len(late)
+            found["tuned_late"] = sorted(set(late))
+    found["seconds"] = time.time() - turn
+    out.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
