@@ -5,20 +5,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "verify"))
+
+import packages
+
 import observed
 from command import Command
-from verify import packages
 
 VERSION = observed.VERSIONS[-1]
-LENGTH = "40"
 OWNED = {
     "flash_linear_attention": ("fla/__init__.py", "fla/ops", "fla/modules"),
     "fla_core": (),
@@ -112,13 +112,3 @@ def base() -> World:
                 assert command.code == 0, command.out + command.err
             (folder / "complete").touch()
     return world
-
-
-def run_python(world: World, *arguments: str, **named: str) -> subprocess.CompletedProcess[str]:
-    """That interpreter itself, for comparison."""
-    environ = {**os.environ, **named}
-    return subprocess.run([world.python, *arguments], capture_output=True, text=True, check=False, env=environ)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(f"{base().folder}\n")

@@ -67,7 +67,8 @@ def make_ticket(a: Admitted, *, run_dir: str) -> Ticket:
     gpu = a.admission.level is Level.GPU
     needed = needed_paths(a.declaration, a.intent, a.bindings)
     names = [n for n in load_names() if _known(n, a.verdict)]
-    used = {(p.package, p.symbol) for p in needed}
+    # Without a GPU there are no GPU kernels, and an interpreted one runs as plain operators.
+    used = {(p.package, p.symbol) for p in needed} if gpu else set()
     return Ticket(
         lock=Document(a.lock_path, a.lock_digest),
         verdict=Document(a.verdict_path, a.verdict_digest, a.verdict.level.name.lower()),
