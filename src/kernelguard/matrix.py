@@ -40,8 +40,6 @@ class KernelPackage:
     needs_modules: tuple[str, ...]
     """Modules it cannot work without, though its metadata may not say so."""
     symbols: Mapping[str, KernelSymbol]
-    beside: tuple[str, ...] = ()
-    """Packages that do the main work of the layers in which this one does a small part."""
 
 
 class KernelPackages(Mapping[str, KernelPackage]):
@@ -101,7 +99,6 @@ def _read(path: Path) -> KernelPackage:
             install=table["install"],
             note=table.get("note", ""),
             needs_modules=tuple(table.get("needs_modules", ())),
-            beside=tuple(table.get("beside", ())),
             symbols={
                 name: KernelSymbol(
                     name=name,

@@ -32,12 +32,10 @@ def test_a02_nothing_installed_names_every_kernel_and_counts_the_layers(tmp_path
 
 def test_a04_one_missing_package_costs_one_op_of_qwen_and_the_whole_layer_of_mamba(tmp_path: Path) -> None:
     qwen = described(tmp_path / "qwen", transformers="5.5.4", pkgs=WITHOUT_CONV, gpu="9.0")
-    assert (qwen.paths[CONV]["codes"], qwen.paths[CONV]["status"]) == (("not-installed",), "warn")
-    assert f"{GDN} of the same layers is not affected" in qwen.paths[CONV]["reason"]
-    assert "not-installed" not in qwen.paths[GDN]["codes"]
-    assert not qwen.codes("fail")
-    packed = described(tmp_path / "packed", pkgs=WITHOUT_CONV, gpu="9.0", packed=True, signals=SIGNALS)
-    assert packed.paths[CONV]["status"] == "fail"
+    assert (qwen.paths[CONV]["codes"], qwen.paths[CONV]["status"]) == (("not-installed",), "fail")
+    # Per op: nothing is said against the delta rule, whatever the log of that release claims.
+    assert not set(qwen.paths[GDN]["codes"]) & {"not-installed", "gated-off"}
+    assert qwen.paths[GDN]["status"] == "unknown"
     assert "Qwen3_5GatedDeltaNet" in qwen.paths[CONV]["reason"]
     mamba = described(tmp_path / "mamba", configs.MAMBA2, transformers="5.5.4", pkgs=WITHOUT_CONV, gpu="9.0")
     assert "Mamba2Mixer.torch_forward" in mamba.paths[CONV]["reason"]

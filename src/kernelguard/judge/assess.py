@@ -64,7 +64,6 @@ def assess(evidence: Evidence, level: Level) -> Assessment:
     findings: list[Finding] = []
     claimed: set[int] = set()
     of_run = tuple(_judge_run(evidence, level, reached, needed))
-    judged: list[tuple[FastPath, list[Finding]]] = []
     for path in needed:
         mine = [_softened(path, finding) for finding in _judge_path(path, evidence, level)]
         for index, finding in enumerate(evidence.rule_findings):
@@ -72,12 +71,9 @@ def assess(evidence: Evidence, level: Level) -> Assessment:
                 claimed.add(index)
                 if not _is_told(finding, mine, evidence):
                     mine.append(finding)
-        judged.append((path, mine))
-    for path, mine in judged:
-        told = [_beside(path, finding, judged, evidence) for finding in mine]
-        told.extend(other_torch(path, told, evidence.environment))
-        answers.append(_answer(path, told, evidence.bindings))
-        findings.extend(told)
+        mine.extend(other_torch(path, mine, evidence.environment))
+        answers.append(_answer(path, mine, evidence.bindings))
+        findings.extend(mine)
     symbols = {path.symbol for path in needed}
     findings.extend(
         f
@@ -185,32 +181,6 @@ def _judge_path(path: FastPath, evidence: Evidence, level: Level) -> Iterator[Fi
 def _softened(path: FastPath, finding: Finding) -> Finding:
     """A small part (a norm, an activation) that runs without its kernel is worth a warning, not a no."""
     return replace(finding, status=Status.WARN) if path.optional and finding.status is Status.FAIL else finding
-
-
-def _beside(
-    path: FastPath, finding: Finding, judged: Iterable[tuple[FastPath, list[Finding]]], evidence: Evidence
-) -> Finding:
-    """One op of a layer whose main work a kernel does: that it alone is not there is worth a warning, not a no.
-
-    Where samples are packed it mixes them, and behind an all-or-nothing gate it takes the others with it.
-    """
-    package = evidence.kernels.get(path.package)
-    gated = path.gate is not None and path.gate.decides
-    if finding.code != "not-installed" or package is None or gated or evidence.intent.packed:
-        return finding
-    main = [
-        other.symbol
-        for other, theirs in judged
-        if other.package in package.beside
-        and other.model_type == path.model_type
-        and evidence.intent.phase in other.phases
-        and not any(f.status is Status.FAIL for f in theirs)
-    ]
-    if not main:
-        return finding
-    return replace(
-        finding, status=Status.WARN, reason=f"{finding.reason}; {', '.join(main)} of the same layers is not affected"
-    )
 
 
 def _switched_off(path: FastPath) -> Finding:
