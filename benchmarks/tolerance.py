@@ -20,7 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
-from kernelguard.workers import probe as worker  # noqa: E402
+from kernelguard.workers import probe as worker
 
 SEEDS = 12
 LINEAR = {"k_heads": 4, "v_heads": 4, "k_dim": 32, "v_dim": 32}
