@@ -58,6 +58,8 @@ def test_what_cannot_be_converted_is_an_error(tmp_path: Path, alone: Ranks, monk
     folder = tiny.write_config(tmp_path, "llama")
     with pytest.raises(ModelError, match=r"no layer has a submodule mpl with linear layers.*they have self_attn, mlp"):
         test_model.built(tiny.configured(folder, 'model.torchao_float8=["mpl"]'), alone)
+    with pytest.raises(ModelError, match=r"torchao_float8 needs model\.fused = off"):
+        test_model.built(tiny.configured(folder, 'model.torchao_float8=["mlp"]', "model.fused=on"), alone)
     odd = tiny.write_config(tmp_path / "odd", "llama", intermediate_size=100)
     with pytest.raises(ModelError, match="no layer has a submodule mlp with linear layers of multiples of 16"):
         test_model.built(tiny.configured(odd, 'model.torchao_float8=["mlp"]'), alone)

@@ -124,6 +124,8 @@ def build(config: Config, mesh: DeviceMesh, device: torch.device) -> Built:
     except (ImportError, ValueError) as error:  # how transformers says that an implementation cannot be used here
         raise ModelError(f"model.attention = {chosen}: {str(error).split('. Please')[0]}") from error
     if config.model.torchao_float8:
+        if config.model.fused == "on" or (config.model.fused == "auto" and device.type == "cuda"):
+            raise ModelError("model.torchao_float8 needs model.fused = off (the fused layers' own float8 is model.fp8)")
         notes.append(quantized.convert(lm.base_model.layers, config.model.torchao_float8, device))
     fused = device.type == "cuda" if config.model.kernels == "auto" else config.model.kernels == "fused"
     bound = bindings.bind(lm, fused=fused, convolution=config.model.convolution)
