@@ -15,7 +15,7 @@ import pytest
 from command import Command
 
 pytestmark = pytest.mark.browser
-KINDS = ("profile", "training", "check", "verdict", "isolation", "run", "two")
+KINDS = ("everything", "profile", "training", "check", "verdict", "isolation", "run", "two")
 
 
 @contextmanager
@@ -79,6 +79,16 @@ def test_the_verdict_is_the_first_thing_that_is_seen(chromium: Any, pages: dict[
             assert box["y"] + box["height"] < 600
         texts = page.locator(".paradox .value").all_inner_texts()
         assert texts == ["92%", "36%", "67%"]
+
+
+def test_all_of_it_has_its_place(chromium: Any, pages: dict[str, Path]) -> None:
+    """Slow path, waits, compiling, tokens, ranks and steps are on the page when they are in the traces."""
+    with opened(chromium, pages["everything"]) as page:
+        titles = page.locator("h2").all_inner_texts()
+        wanted = {"Where the CPU waits for the GPU", "Compiling inside steps", "Tokens", "Ranks", "Steps"}
+        assert wanted <= set(titles)
+        assert "aten::linalg_solve_triangular (3x)" in page.inner_text("main")
+        assert "The others wait for rank 0" in page.inner_text("main")
 
 
 def test_dark_is_dark_and_light_is_light(chromium: Any, pages: dict[str, Path]) -> None:
