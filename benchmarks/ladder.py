@@ -111,8 +111,9 @@ def rungs(*, packs: int, qla: bool) -> list[Rung]:
     masked = settings | {"data.synthetic_trained": 0.6}
     made.append(Rung(name="masked prompts", adds="60 % of the tokens trained, as in chat data", kind="masked",
                      settings=masked, environment=environment, steps=4))  # fmt: skip
-    made.append(Rung(name="published recipe", adds="concatenate and cut, fused kernels, varlen attention, full recomputing",
-                     kind="beside", settings={}, loop=("--layers", "8", "--steps", "5", "--warmup", "2", "--recipe"),
+    recipe = "concatenate and cut, fused kernels, varlen attention, full recomputing"
+    made.append(Rung(name="published recipe", adds=recipe, kind="beside", settings={},
+                     loop=("--layers", "8", "--steps", "5", "--warmup", "2", "--recipe"),
                      environment=(("FLA_FLASH_QLA", "0"),)))  # fmt: skip
     for model in ("dense", "moe"):
         plain = OFF | {"model.kernels": "reference"} if model == "moe" else OFF
@@ -126,7 +127,7 @@ def rungs(*, packs: int, qla: bool) -> list[Rung]:
 
 def tiny(rung: Rung) -> Rung:
     """The same rung in toy size, on a CPU."""
-    toy = {key: value for key, value in rung.settings.items() if key not in {"model.kernels"}}
+    toy = {key: value for key, value in rung.settings.items() if key != "model.kernels"}
     small = {"batch.tokens": 256, "batch.per_step": 1, "optim.loss_chunk": 64, "model.attention": "sdpa",
              "model.liger": "off", "data.synthetic_median": 40, "train.device": "cpu",
              "model.compute_dtype": "float32"}  # fmt: skip
@@ -257,8 +258,9 @@ def main() -> int:
     if options.only:
         chosen = [rung for rung in chosen if rung.name in options.only.split(",")]
     begun = time.perf_counter()
+    command = " ".join(["python", "benchmarks/ladder.py", *sys.argv[1:]])
     result: dict[str, Any] = {
-        "schema": 1, "kind": "ladder", "tiny": options.tiny, "command": " ".join(["python", "benchmarks/ladder.py", *sys.argv[1:]]),
+        "schema": 1, "kind": "ladder", "tiny": options.tiny, "command": command,
         "versions": versions(options.site, options.qla), "rungs": [],
     }  # fmt: skip
     # Results are published; where they were made is nobody's business.
@@ -283,8 +285,8 @@ def main() -> int:
         if parts is None and not options.tiny and time.perf_counter() - begun < options.budget:
             parts = Path(folder) / "parts.json"
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join([options.site, str(ROOT / "train")])}
-            command = [sys.executable, str(HERE / "parts.py"), "--json", str(parts), "--only", "nothing"]
-            subprocess.run(command, env=environment, check=False, timeout=90)
+            measure = [sys.executable, str(HERE / "parts.py"), "--json", str(parts), "--only", "nothing"]
+            subprocess.run(measure, env=environment, check=False, timeout=90)
         if parts is not None and parts.exists():
             result["ceilings"] = json.loads(parts.read_text(encoding="utf-8"))["ceilings"]
             result["parts"] = json.loads(parts.read_text(encoding="utf-8"))["rows"]

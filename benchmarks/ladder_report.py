@@ -1,4 +1,4 @@
-"""How are the ladder's rungs read, rated and shown? Used by ladder.py; without torch, so that it can be tested anywhere."""
+"""How are the ladder's rungs read, rated and shown? Used by ladder.py, and without torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 UNIT = 8192
 """Tokens that operator counts and times are given for: rungs differ in how many an update has."""
 SHAPE = {"hidden": 5120, "inner": 17_408, "vocabulary": 248_320, "channels": 10_240, "values": 6144, "layers": 8,
-         "recurrent": 6, "attention": 2, "heads": 24, "head": 256, "parameters": 5.587e9, "products": 4.315e9}  # fmt: skip
+         "recurrent": 6, "attention": 2, "heads": 24, "head": 256,
+         "parameters": 5.587e9, "products": 4.315e9}  # fmt: skip
 """Eight of the 64 layers of the 27B; `products` are the parameters that a token is multiplied with."""
 
 
@@ -201,8 +202,8 @@ def extrapolation(result: dict[str, Any]) -> dict[str, Any]:
     return {
         "measured": False, "compute_s": compute, "communication_s": communication, **found,
         "assumptions": [
-            "8192 tokens per GPU and update, as published; layers cost what they cost in the slice, the output layer too",
-            "all activations kept: about 205 KB per token and layer, 107 GB; parameters and optimizer state 13.5 GB per GPU",
+            "8192 tokens per GPU and update, as published; layers and output layer cost what they do in the slice",
+            "all activations kept, about 205 KB per token and layer: 107 GB; parameters and optimizer state: 13.5 GB",
             "FSDP over all 32: weights gathered twice in bf16, gradients scattered in float32, 400 Gb/s per GPU",
             "hidden: all of it behind the computation; in the open: none of it. FSDP's own copies are not counted",
         ],
@@ -217,9 +218,9 @@ def plot(rows: list[dict[str, Any]]) -> str:
     most = max(row["tokens_per_s"] for row in shown)
     colours = {"bf16": "#2f6f9f", "float8": "#b5651d", "masked": "#7a9a3a", "beside": "#888888"}
     height, left, width = 26, 190, 470
+    view = f'viewBox="0 0 800 {height * len(shown) + 40}" font-family="sans-serif" font-size="13"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 {height * len(shown) + 40}" '
-        'font-family="sans-serif" font-size="13" role="img" aria-label="tokens per second of each rung">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {view} role="img" aria-label="tokens per second of each rung">',
         f'<rect width="800" height="{height * len(shown) + 40}" fill="white"/>',
         '<text x="10" y="20" font-weight="bold">8 layers of the 27B on one GPU, tokens per second</text>',
     ]
@@ -237,7 +238,7 @@ def plot(rows: list[dict[str, Any]]) -> str:
 
 
 def write(result: dict[str, Any], folder: Path, name: str, hidden: dict[str, str]) -> None:
-    """NAME.json, NAME.md and NAME.svg, as far as they are known; paths in `hidden` are written as what it has for them."""
+    """NAME.json, NAME.md and NAME.svg, as far as they are known; a path in `hidden` is written as its word there."""
 
     def shown(text: str) -> str:
         for path, word in sorted(hidden.items(), key=lambda item: -len(item[0])):

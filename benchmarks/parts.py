@@ -275,7 +275,7 @@ def small(table: Table) -> None:
     x, dy = random(1, tokens, HIDDEN, grad=True), random(1, tokens, HIDDEN)
     table.attempt("norm, liger: both", lambda: norm(x).backward(dy), moved=2.0 * 5 * x.numel())
 
-    import torch.nn.attention.varlen as varlen
+    from torch.nn.attention import varlen
 
     attend = adapted(varlen.varlen_attn)
     q = random(tokens, 24, 256, grad=True)

@@ -3,8 +3,9 @@
     python benchmarks/rung.py GO OUT -- ARGUMENT...      the trainer's own command line
     python benchmarks/rung.py GO OUT --loop -- ARGUMENT...   the yardstick's
 
-With --reuse, kernels take the tuning of other shapes (see warm.py). It starts when the file GO exists, and writes to OUT what a person would have to look up: seconds to the end of the first
-step, graph recompilations and kernel tunings after it.
+It starts when the file GO exists, and writes to OUT what a person would have to look up: seconds to the end of the
+first step, graph recompilations and kernel tunings after it. With --reuse, kernels take the tuning of other shapes
+(warm.py).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def preload(*, loop: bool) -> None:
     """Imports what takes seconds, on the CPU: the GPU belongs to the rung that measures."""
     import torch
     import torch._dynamo
-    import torch.distributed.fsdp
+    import torch.distributed.fsdp  # noqa: F401
     import transformers
 
     transformers.AutoModelForCausalLM  # noqa: B018 - a lazy attribute: this imports it
@@ -51,13 +52,13 @@ def watch() -> dict[str, Any]:
         from triton.runtime.autotuner import Autotuner
     except ImportError:
         return counts
-    whole = Autotuner._bench
+    whole = Autotuner._bench  # noqa: SLF001 - nothing public counts
 
     def counted(self: Any, *arguments: Any, **options: Any) -> Any:
         counts["tunings"].append((time.time(), self.base_fn.__name__))
         return whole(self, *arguments, **options)
 
-    Autotuner._bench = counted
+    Autotuner._bench = counted  # noqa: SLF001
     return counts
 
 

@@ -52,9 +52,9 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Te
 
 @triton.jit
 def _before(x, numbers, row, step, length, mine, channels, width):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, PLR0917
-    """Rows `row - step` of x where they are of the same sample, otherwise 0; float32."""
+    """Rows `row - step` of x where they are of the same sample, otherwise 0; float32. A negative step looks ahead."""
     other = row - step
-    inside = (other >= 0) & (row < length) & (row >= 0)
+    inside = (other >= 0) & (other < length) & (row < length)
     same = tl.load(numbers + other, mask=inside, other=-1) == mine
     place = other.to(tl.int64)[:, None] * width + channels[None, :]
     return tl.load(x + place, mask=(inside & same)[:, None], other=0.0).to(tl.float32)
@@ -85,10 +85,11 @@ def _convolve(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0917
 
 
 @triton.jit
-def _convolve_backward(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0917
-    x, weight, numbers, first, second, third, to_x, to_weight, length, key, width,  # noqa: ANN001
+def _convolve_slopes(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0917
+    x, weight, numbers, first, second, third, slopes, to_weight, length, key, width,  # noqa: ANN001
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
+    """Gradients before the silu, and each block of rows' part of the weight's gradient."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     begin = tl.program_id(1) * COLUMNS
     channels = begin + tl.arange(0, COLUMNS)
@@ -99,27 +100,44 @@ def _convolve_backward(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0917
     else:
         source, offset, stride = third, 2 * key, width - 2 * key
     mine = tl.load(numbers + row, mask=row < length, other=-2)
+    x0 = _before(x, numbers, row, 0, length, mine, channels, width)
+    x1 = _before(x, numbers, row, 1, length, mine, channels, width)
+    x2 = _before(x, numbers, row, 2, length, mine, channels, width)
+    x3 = _before(x, numbers, row, 3, length, mine, channels, width)
+    w0 = tl.load(weight + channels * 4 + 3).to(tl.float32)[None, :]
+    w1 = tl.load(weight + channels * 4 + 2).to(tl.float32)[None, :]
+    w2 = tl.load(weight + channels * 4 + 1).to(tl.float32)[None, :]
+    w3 = tl.load(weight + channels * 4).to(tl.float32)[None, :]
+    z = w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3
+    place = row.to(tl.int64)[:, None] * stride + (channels - offset)[None, :]
+    slope = tl.load(source + place, mask=(row < length)[:, None], other=0.0).to(tl.float32)
+    bell = tl.sigmoid(z)
+    slope *= bell * (1 + z * (1 - bell))
+    place = row.to(tl.int64)[:, None] * width + channels[None, :]
+    tl.store(slopes + place, slope.to(x.dtype.element_ty), mask=(row < length)[:, None])
+    # Added up afterwards, in an order that is always the same.
+    part = to_weight + tl.program_id(0).to(tl.int64) * 4 * width + channels
+    tl.store(part, tl.sum(slope * x3, axis=0))
+    tl.store(part + width, tl.sum(slope * x2, axis=0))
+    tl.store(part + 2 * width, tl.sum(slope * x1, axis=0))
+    tl.store(part + 3 * width, tl.sum(slope * x0, axis=0))
+
+
+@triton.jit
+def _convolve_back(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0917
+    slopes, weight, numbers, to_x, length, width,  # noqa: ANN001
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    """Each input's gradient: of the outputs at its own and the three later places of the same sample."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    channels = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    mine = tl.load(numbers + row, mask=row < length, other=-2)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for ahead in tl.static_range(4):
-        later = row + ahead
-        theirs = tl.load(numbers + later, mask=later < length, other=-3)
-        z = tl.zeros((ROWS, COLUMNS), tl.float32)
-        for step in tl.static_range(4):
-            w = tl.load(weight + channels * 4 + 3 - step).to(tl.float32)
-            z += w[None, :] * _before(x, numbers, later, step, length, theirs, channels, width)
-        place = later.to(tl.int64)[:, None] * stride + (channels - offset)[None, :]
-        slope = tl.load(source + place, mask=(later < length)[:, None], other=0.0).to(tl.float32)
-        bell = tl.sigmoid(z)
-        slope *= bell * (1 + z * (1 - bell))
-        if ahead == 0:
-            for step in tl.static_range(4):
-                part = tl.sum(slope * _before(x, numbers, row, step, length, mine, channels, width), axis=0)
-                # One partial sum for each block of rows, added up afterwards in an order that is always the same.
-                tl.store(to_weight + (tl.program_id(0) * width + channels) * 4 + 3 - step, part)
         w = tl.load(weight + channels * 4 + 3 - ahead).to(tl.float32)
-        total += tl.where((theirs == mine)[:, None], w[None, :] * slope, 0.0)
+        total += w[None, :] * _before(slopes, numbers, row, -ahead, length, mine, channels, width)
     place = row.to(tl.int64)[:, None] * width + channels[None, :]
-    tl.store(to_x + place, total.to(x.dtype.element_ty), mask=(row < length)[:, None])
+    tl.store(to_x + place, total.to(to_x.dtype.element_ty), mask=(row < length)[:, None])
 
 
 ROWS, COLUMNS = 32, 128
@@ -142,13 +160,13 @@ class _Convolution(Function):
         x, weight, numbers = ctx.saved_tensors
         length, width = x.shape[1:]
         slopes = [gradient.contiguous() for gradient in gradients]
-        to_x = torch.empty_like(x)
+        before, to_x = torch.empty_like(x), torch.empty_like(x)
         grid = (triton.cdiv(length, ROWS), width // COLUMNS)
-        parts = torch.empty(grid[0], width, 4, dtype=torch.float32, device=x.device)
-        _convolve_backward[grid](
-            x, weight, numbers, *slopes, to_x, parts, length, ctx.key, width, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4
-        )
-        return to_x, parts.sum(0).to(weight.dtype), None, None
+        parts = torch.empty(grid[0], 4, width, dtype=torch.float32, device=x.device)
+        sizes = {"ROWS": ROWS, "COLUMNS": COLUMNS, "num_warps": 4}
+        _convolve_slopes[grid](x, weight, numbers, *slopes, before, parts, length, ctx.key, width, **sizes)
+        _convolve_back[grid](before, weight, numbers, to_x, length, width, **sizes)
+        return to_x, parts.sum(0).T.to(weight.dtype).contiguous(), None, None
 
 
 def convolution_suits(weight: torch.Tensor, key: int) -> bool:

@@ -1,0 +1,133 @@
+"""The ladder's own arithmetic and tables, and (thorough) the whole of it in toy size through the real commands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelguard_train.profiling import busy, part_of, self_times, summary
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def report() -> Any:
+    import runpy
+
+    return runpy.run_path(str(BENCHMARKS / "ladder_report.py"))
+
+
+def row(name: str, rate: float, **more: Any) -> dict[str, Any]:
+    return {"rung": name, "adds": "x", "kind": "bf16", "model": "27b", "tokens_per_s": rate, "mfu": rate / 5e4,
+            "step_ms": 100.0, "computed_tokens_per_s": rate, **more}  # fmt: skip
+
+
+def test_ratios_are_to_the_first_rung_of_the_same_model(report: Any) -> None:
+    rows = [
+        row("naive", 100),
+        row("final", 900),
+        row("dense: naive", 50, model="dense"),
+        row("dense", 60, model="dense"),
+    ]
+    result = {"rungs": rows}
+    report["rate"](result)
+    assert [r["ratio"] for r in rows] == [1, 9, 1, 1.2]
+
+
+def test_a_rung_that_failed_is_a_row_that_says_so(report: Any) -> None:
+    broken = {"rung": "b", "adds": "x", "kind": "bf16", "model": "27b", "problem": "exit code 1: no memory"}
+    text = report["table"]([row("a", 10), broken])
+    assert "| b | x | exit code 1: no memory |" in text
+    assert report["plot"]([row("a", 10), broken]).count("<rect") == 2, "the background and one bar"
+
+
+def test_the_rooflines_parts_and_idle_time_make_up_the_step(report: Any) -> None:
+    parts = {"products": {"ms": 60.0, "calls": 3}, "optimizer": {"ms": 8.0, "calls": 1}}
+    final = row("final", 8192.0, profile={"tokens": 8192, "parts": parts}, step_ms=4000.0)
+    result = {"rungs": [row("naive", 1.0), final], "ceilings": {"tflops": 800.0, "tb_s": 4.0}}
+    entries = {entry["part"]: entry for entry in report["roofline"](result)}
+    assert entries["step"]["ms"] == pytest.approx(1000)
+    assert entries["optimizer"]["ms"] == pytest.approx(2), "one update for four times as many tokens"
+    assert entries["idle (step less kernels)"]["ms"] == pytest.approx(1000 - 62)
+    assert entries["products"]["bound_ms"] == pytest.approx(6 * 4.315e9 * 8192 / 800e12 * 1000)
+
+
+def test_extrapolation_pays_for_layers_and_output_layer_apart(report: Any) -> None:
+    final = row("final", 8192.0, profile={"tokens": 8192, "parts": {}})
+    found = report["extrapolation"]({"rungs": [final]})
+    head = 248_320 * 5120 / 4.315e9
+    assert found["compute_s"] == pytest.approx(8 * (1 - head) + head)
+    assert found["measured"] is False
+    assert found["hidden"]["step_s"] < found["in the open"]["step_s"]
+
+
+def test_where_it_was_made_is_not_published(report: Any, tmp_path: Path) -> None:
+    result = {"command": "python x --site /some/where", "versions": {}, "rungs": []}
+    report["write"](result, tmp_path, "n", {"/some/where": "SITE", "": "nothing"})
+    assert (tmp_path / "n.json").read_text().count("--site SITE") == 1
+    assert "/some" not in (tmp_path / "n.json").read_text() + (tmp_path / "n.md").read_text()
+
+
+def test_operators_own_time_leaves_out_what_they_called() -> None:
+    events = [
+        {"tid": 1, "ts": 0, "dur": 100, "name": "outer"},
+        {"tid": 1, "ts": 10, "dur": 30, "name": "inner"},
+        {"tid": 1, "ts": 15, "dur": 10, "name": "innermost"},
+        {"tid": 1, "ts": 50, "dur": 20, "name": "inner"},
+        {"tid": 2, "ts": 20, "dur": 5, "name": "inner"},
+    ]
+    found = {name: sorted(times) for name, times in self_times(events).items()}
+    assert found == {"outer": [0.05], "inner": [0.005, 0.02, 0.02], "innermost": [0.01]}
+
+
+def test_kernels_that_run_together_are_counted_once() -> None:
+    assert busy([(0, 2), (1, 3), (5, 6), (5.2, 5.5)]) == 4
+    trace = [
+        {"ph": "X", "cat": "kernel", "name": "nvjet_sm90", "ts": 0, "dur": 2000, "tid": 7},
+        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy DtoD", "ts": 1000, "dur": 2000, "tid": 8},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaStreamSynchronize", "ts": 0, "dur": 3000, "tid": 1},
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 4000, "dur": 500, "tid": 1},
+        {"ph": "i", "name": "mark", "ts": 0},
+    ]
+    found = summary(trace)
+    assert (found["gpu_ms"], found["gpu_busy_ms"], found["gpu_ops"]) == (4, 3, 2)
+    assert (found["cpu_queue_ms"], found["cpu_ops"], found["host_waits"]) == (0.5, 1, 1), "waiting is not queueing"
+    assert set(found["parts"]) == {"products", "copies"}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "part"),
+    [
+        ("nvjet_sm90_tst_320x128_64x3_1x2_h_bz_coopB_NNT", "products"),
+        ("chunk_gated_delta_rule_bwd_kernel_dhu_blockdim64", "delta rule"),
+        ("_convolve_slopes", "convolution"),
+        ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<...>", "attention"),
+        ("_cross_entropy", "cross entropy"),
+        ("_rms_norm_backward_kernel", "norms"),
+        ("triton_poi_fused__to_copy_mul_sigmoid_0", "activations"),
+        ("void at::native::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata>", "optimizer"),
+        ("ncclDevKernel_AllGather_RING_LL", "communication"),
+    ],
+)
+def test_kernels_are_told_apart_by_name(kernel: str, part: str) -> None:
+    assert part_of(kernel) == part
+
+
+@pytest.mark.thorough
+def test_the_ladder_runs_in_toy_size(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "ladder.py"), "--out", str(tmp_path), "--tiny", "--packs", "2"]
+    command += ["--only", "naive,packing,final"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    result = json.loads((tmp_path / "ladder.json").read_text())
+    assert [r["rung"] for r in result["rungs"]] == ["naive", "packing", "final"]
+    assert all(r["tokens_per_s"] > 0 for r in result["rungs"])
+    packing, final = result["rungs"][1:]
+    assert packing["losses"][0] == pytest.approx(final["losses"][0], rel=0.02), "other code, the same loss"
+    assert final["profile"]["cpu_ops"] > 1000
+    assert "isolation: no gradient crosses" in "\n".join(final["notes"])
