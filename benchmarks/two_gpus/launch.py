@@ -21,7 +21,6 @@ from typing import Any
 
 import rerecord
 
-SIGNALS = "position_ids,cu_seq_lens_q,seq_idx"
 _TAIL = 25
 
 
@@ -37,7 +36,10 @@ def main() -> int:
     )
     parser.add_argument("--warm-cache", type=Path, help="a folder for what Triton compiles and tunes")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--no-packed", action="store_true")
+    parser.add_argument(
+        "--train-config", default="train/examples/qwen3.5-27b-slice.toml", help="what lock and verdict are for"
+    )
+    parser.add_argument("--no-packed", action="store_true", help="instead: a run that does not pack")
     parser.add_argument("--verify-seconds", type=float, default=480.0)
     parser.add_argument("--only", default="verify,lock,train,changed", help="the steps to do")
     parser.add_argument("script", nargs="+")
@@ -63,23 +65,25 @@ class Bench:
         self.right = True
         self.lock_file = given.work / "kernelguard.lock"
         self.verdict = given.verdict or given.work / "kernelguard.verdict.json"
-        self.packed = ["--no-packed"] if given.no_packed else ["--packed"]
+        self.intent = ["--no-packed"] if given.no_packed else ["--train-config", given.train_config]
 
     def verify(self) -> None:
         """Measure the kernels, unless that was done before."""
         if self.given.verdict is not None:
             return
         flags = ["--level", self.given.level, "-o", self.verdict, "--timeout", f"{self.given.verify_seconds:g}"]
-        flags += [] if self.given.no_packed else ["--signals", SIGNALS]
+        if self.verdict.exists():
+            # An earlier call on this machine ran out of time.
+            flags += ["--resume", self.verdict]
         if self.given.warm_cache is not None:
             flags += ["--warm-cache", self.given.warm_cache]
-        self._step("verify", "verify", self.given.model, *self.packed, *flags, expect=0)
+        self._step("verify", "verify", self.given.model, *self.intent, *flags, expect=0)
         if self.verdict.exists():
             shutil.copy(self.verdict, self.given.out / "verdict.json")
 
     def lock(self) -> None:
         """Pin what is installed."""
-        self._step("lock", "lock", self.given.model, "--record", *self.packed, "-o", self.lock_file, expect=0)
+        self._step("lock", "lock", self.given.model, "--record", *self.intent, "-o", self.lock_file, expect=0)
 
     def train(self) -> None:
         """A guarded run to its end."""
