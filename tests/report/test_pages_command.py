@@ -205,6 +205,20 @@ def test_a_folder_is_shown_with_what_it_holds_and_what_it_does_not(tmp_path: Pat
         assert words in text
 
 
+def test_the_record_of_a_build_shows_image_and_check(tmp_path: Path) -> None:
+    """What `build` keeps beside an image is its verdict, with the image and the check made inside it."""
+    verdict = json.loads((RESULTS / "verify-h200-isolation.json").read_text())
+    check = json.loads((RESULTS / "check-h200.json").read_text())
+    image = {"name": "train:verified", "content_sha256": "sha256:00ff", "lock": "sha256:11ee"}
+    file = tmp_path / "verdict.json"
+    file.write_text(json.dumps({**verdict, "image": image, "check": check}))
+    page = tmp_path / "page.html"
+    assert Command("report", file, "-o", page).code == 0
+    text = page.read_text()
+    for words in ("The image", "train:verified", "sha256:11ee", "The model, layer by layer", "Do packed samples stay"):
+        assert words in text
+
+
 def test_a_verdict_that_is_not_whole_is_no_pass(tmp_path: Path) -> None:
     """48 of 236 configurations were not measured: the headline must not say that all is right."""
     page = tmp_path / "page.html"
