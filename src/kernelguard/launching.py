@@ -318,7 +318,9 @@ def _beside(lock: Path) -> Path:
 
 
 def _length(verdict: Verdict | None) -> int:
-    """The training length that the verdict was measured at: its longest sequence."""
+    """The training length that the verdict was measured at: as it says, else its longest sequence."""
+    if verdict is not None and verdict.subject is not None and verdict.subject.length:
+        return verdict.subject.length
     lengths = [sum(c.lengths) for p in (verdict.probes if verdict else ()) for c in p.cases if c.name == "training"]
     return max(lengths, default=TRAINING_LENGTH)
 

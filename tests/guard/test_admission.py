@@ -20,6 +20,7 @@ from kernelguard.verify.values import (
     Outcome,
     ProbeResult,
     SignalCheck,
+    Subject,
     Verdict,
 )
 
@@ -213,6 +214,12 @@ WRONG: dict[str, tuple[dict[str, Any], str, Status, tuple[str, ...]]] = {
     "no configuration of the model": ({"requests": None}, "launch-model", UNKNOWN, ("m/config.json",)),
     "another configuration": ({"model_sha256": OTHER}, "launch-model-changed", NO, (SHA[:16], OTHER[:16])),
     "a verdict of another model": (fingerprint(model_type="mamba2"), "launch-other-model", NO, ("mamba2", "qwen3_5")),
+    "a verdict of another configuration": (
+        {"verdict": replace(VERDICT, subject=Subject(source="x.json", model_type="qwen3_5", config_sha256=OTHER))},
+        "launch-other-model",
+        NO,
+        ("x.json", OTHER[:16]),
+    ),
     "a kernel that is not in the verdict": (
         {"requests": (REQUEST, replace(REQUEST, symbol="causal_conv1d_fn", package="causal_conv1d"))},
         "launch-not-measured",

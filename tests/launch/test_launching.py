@@ -35,6 +35,8 @@ from kernelguard.verify.values import (
     Outcome,
     ProbeResult,
     SignalCheck,
+    Subject,
+    UsedPath,
     Verdict,
 )
 from observed import transformers_base
@@ -126,9 +128,25 @@ def made(tmp_path_factory: pytest.TempPathFactory, tree: Path) -> Path:
                 cases=tuple(
                     CaseResult(name=c.name, lengths=c.lengths, shape=c.shape, outcome=Outcome.RIGHT) for c in r.cases
                 ),
+                forward_kernels=("seen_in_the_trace",) if r.package == "fla" else (),
                 configurations=configurations if r.package == "fla" else (),
             )
             for r in requests
+        ),
+        subject=Subject(
+            source=str(config), model_type="qwen3_5_text", config_sha256=locked_model(declaration.config).sha256
+        ),
+        fast_paths=(
+            UsedPath(
+                symbol="chunk_gated_delta_rule",
+                package="fla",
+                module="fla.ops.gated_delta_rule",
+                mechanism="package",
+                training=True,
+                called_in="transformers.models.qwen3_5.modeling_qwen3_5",
+                bound_to="kernel",
+                target="fla.ops.gated_delta_rule.chunk.chunk_gated_delta_rule",
+            ),
         ),
         isolation=(SignalCheck(signals=SIGNALS, isolated=True),),
         signals=SIGNALS,
@@ -184,6 +202,8 @@ def test_the_ticket_tells_ranks_what_was_verified(made: Path, tree: Path) -> Non
     assert {"causal_conv1d_fn", "chunk_gated_delta_rule"} <= set(symbols)
     assert symbols["chunk_gated_delta_rule"]["module"] == "transformers.models.qwen3_5.modeling_qwen3_5"
     assert "chunk_fwd_kernel_o" in document["kernels"]["chunk_gated_delta_rule"]
+    assert "seen_in_the_trace" in document["kernels"]["chunk_gated_delta_rule"]
+    assert symbols["chunk_gated_delta_rule"]["bound_to"] == "fla.ops.gated_delta_rule.chunk.chunk_gated_delta_rule"
     assert document["fallbacks"]["chunk_gated_delta_rule"] == ["aten::linalg_solve_triangular"]
     assert document["packed"] is True
     assert document["signals"] == list(SIGNALS)
@@ -215,6 +235,8 @@ def test_a_warm_cache_is_told_and_shortens_the_wait(made: Path, tree: Path) -> N
     assert "TRITON_CACHE_DIR" not in cold.variables
     assert warm.variables["TRITON_CACHE_DIR"] == str(made / "cache")
     assert warm.deadlines.probe_s < cold.deadlines.probe_s
+    pins = [p["cases"][0]["pin"] for p in warm.probes if p["package"] == "fla"]
+    assert set(pins) == {None}, "what was tuned is what the training will run"
     asked = walk(made, tree, probe_s=30.0, rendezvous_s=20.0).ticket
     assert asked is not None
     assert (asked.deadlines.probe_s, asked.deadlines.rendezvous_s) == (30.0, 20.0)

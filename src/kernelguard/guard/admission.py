@@ -196,6 +196,13 @@ def _of_kernels(q: Question) -> Iterator[Finding]:
     if q.verdict.fingerprint.model_type != q.lock.model.model_type:
         reason = f"the verdict is of {q.verdict.fingerprint.model_type}, the lock of {q.lock.model.model_type}"
         yield _no("launch-other-model", reason, _verify(q))
+    subject = q.verdict.subject
+    if subject is not None and subject.config_sha256 != q.lock.model.sha256:
+        reason = (
+            f"the verdict is of a configuration with sha256 {subject.config_sha256[:16]} ({subject.source}), "
+            f"the lock of {q.lock.model.sha256[:16]}"
+        )
+        yield _no("launch-other-model", reason, _verify(q))
     for request in q.requests:
         probe = measured.get((request.package, request.symbol))
         if probe is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from kernelguard.verify.plan import language_parts
 from kernelguard.verify.requests import ProbeRequest
 from kernelguard.verify.values import Configuration, ProbeResult, Verdict
 
-_MECHANISM = {BoundTo.KERNEL: "package", BoundTo.HUB: "hub", BoundTo.TORCH: "torch"}
+_MECHANISM = {BoundTo.KERNEL.value: "package", BoundTo.HUB.value: "hub", BoundTo.TORCH.value: "torch"}
 _ALL_SIGNALS = ("position_ids", "cu_seq_lens_q", "seq_idx")
 _SHORT_LENGTHS = (11, 1, 7)
 """Without a GPU there are no chunks to have edges, and every token takes its time."""
@@ -84,7 +85,7 @@ def make_ticket(a: Admitted, *, run_dir: str) -> Ticket:
         expected=_expected(a, gpu=gpu),
         deadlines=a.deadlines,
         fast_paths=tuple(_path(p, a) for p in needed),
-        kernels={n.symbol: (*n.forward, *n.backward) for n in names if (n.package, n.symbol) in used},
+        kernels=_kernels(a, names, used),
         fallbacks={n.symbol: n.fallback_ops for n in names if (n.package, n.symbol) in used and n.fallback_ops},
         packed=a.intent.packed,
         signals=(a.intent.signals or _ALL_SIGNALS) if a.intent.packed else (),
@@ -96,6 +97,16 @@ def make_ticket(a: Admitted, *, run_dir: str) -> Ticket:
         image=a.image,
         variables=_variables(a),
     )
+
+
+def _kernels(a: Admitted, names: Sequence[Names], used: Collection[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
+    """GPU kernels by fast path: those that the verdict's profiler saw, else those known of that package version."""
+    found = {n.symbol: (*n.forward, *n.backward) for n in names if (n.package, n.symbol) in used}
+    for probe in a.verdict.probes:
+        seen = (*probe.forward_kernels, *probe.backward_kernels)
+        if seen and (probe.package, probe.symbol) in used:
+            found[probe.symbol] = tuple(dict.fromkeys((*found.get(probe.symbol, ()), *seen)))
+    return found
 
 
 def _expected(a: Admitted, *, gpu: bool) -> Expected:
@@ -131,12 +142,18 @@ def _owns(distribution: str, path: str, environment: Environment | None) -> bool
 
 
 def _path(path: FastPath, a: Admitted) -> ExpectedPath:
-    mine = [b for b in _bindings(a) if (b.module, b.symbol) == (path.binding.module, path.symbol)]
-    bound = mine[0] if mine else None
+    where = (path.binding.module, path.symbol)
+    bound, target = next(
+        chain(
+            ((b.bound_to.value, b.target) for b in _bindings(a) if (b.module, b.symbol) == where),
+            ((u.bound_to, u.target) for u in a.verdict.fast_paths if (u.called_in, u.symbol) == where and u.bound_to),
+        ),
+        (BoundTo.KERNEL.value, ""),
+    )
     return ExpectedPath(
         symbol=path.symbol,
-        bound_to=bound.target if bound is not None else "",
-        mechanism=_MECHANISM.get(bound.bound_to, "package") if bound is not None else "package",
+        bound_to=target,
+        mechanism=_MECHANISM.get(bound, "package"),
         module=path.binding.module,
         package=path.package,
         layers=path.layers,
@@ -166,7 +183,9 @@ def _probes(a: Admitted) -> Iterator[Mapping[str, Any]]:
         probe = measured.get((request.package, request.symbol))
         if probe is None or not request.op or not request.cases:
             continue
-        case = replace(request.cases[0], force=False, repeats=1, pin=_right_row(probe))
+        # With a warm cache the autotuner's own choice is there, and it is what the training will run.
+        pin = None if a.warm_cache is not None else _right_row(probe)
+        case = replace(request.cases[0], force=False, repeats=1, pin=pin)
         row = replace(request, cases=(case,)).to_json(device="")
         del row["device"]
         del row["budget_s"]
