@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import configs
 from kernelguard.check import Request, run_check
@@ -17,7 +19,8 @@ from kernelguard.declare.config import read_config
 from kernelguard.declare.index import Index
 from kernelguard.declare.remote import RemoteSource, required_imports
 from kernelguard.declare.source import REMOTE, Source
-from kernelguard.declare.values import Declaration, RemoteCode, Requirement
+from kernelguard.declare.values import Declaration, Intent, RemoteCode, Requirement
+from kernelguard.judge.remote import judge_remote
 from kernelguard.judge.values import Status
 from kernelguard.report.document import Check
 from observed import VERSIONS, environment, transformers_base
@@ -296,3 +299,50 @@ def test_the_index_knows_what_an_auto_class_builds() -> None:
     assert index.builds("AutoModel", "llama")
     assert not index.builds("AutoModelForImageTextToText", "llama")
     assert not index.builds("AutoModelForNothing", "llama")
+
+
+_LINES = st.sampled_from(
+    [
+        "import fla",
+        "import mamba_ssm.ops.triton.ssd_combined as ssd",
+        "from causal_conv1d import causal_conv1d_fn",
+        "from fla.modules import (RMSNorm, ShortConvolution as Conv)",
+        "from . import layers, nothing",
+        "from .layers import *",
+        "from .. import above",
+        "from ...far.above import x",
+        "from transformers import *",
+        "from transformers.nowhere import thing",
+        "try:\n    from flash_attn import flash_attn_func\nexcept ImportError:\n    flash_attn_func = None",
+        "if is_mamba_ssm_available():\n    from mamba_ssm import Mamba",
+        "NewForCausalLM = None",
+        "class NewForCausalLM(Missing):\n    x: int = 3\n    def forward(self, *a, **k): return causal_conv1d_fn(*a)",
+        "class Layer:\n    def __init__(self):\n        self.f = get_kernel('org/name')",
+        "@use_kernel_forward_from_hub('RMSNorm')\nclass Norm: pass",
+        "def broken(:",
+        "\x00",
+        "x = '\\d'",
+    ]
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    top=st.lists(_LINES, max_size=6),
+    layers=st.none() | st.lists(_LINES, max_size=4),
+    target=st.sampled_from(["modeling_new.NewForCausalLM", "modeling_new.Layer", "layers.x", "a.b.c", "", "x--y.z"]),
+    auto=st.sampled_from(["AutoModel", "AutoModelForCausalLM", "AutoConfig", "AutoModelForNothing"]),
+    known=st.booleans(),
+)
+def test_any_code_of_a_checkpoint_gives_a_report_and_never_a_pass(
+    tmp_path: Path, *, top: list[str], layers: list[str] | None, target: str, auto: str, known: bool
+) -> None:
+    base: dict[str, Any] = configs.LLAMA if known else {"model_type": "brand_new"}
+    model = folder(tmp_path, {**base, "auto_map": {auto: target}}, modeling_new="\n".join(top))
+    (model / "layers.py").unlink(missing_ok=True)
+    if layers is not None:
+        (model / "layers.py").write_text("\n".join(layers))
+    found = read(model, trusted=True)
+    said = list(judge_remote(found, Intent(trust_remote_code=True)))
+    assert {f.status for f in said} & {Status.UNKNOWN, Status.FAIL}
+    assert all(f.reason and f.code for f in said)

@@ -6,7 +6,6 @@ import json
 import tomllib
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from packaging.version import Version
 
 from kernelguard import data
 from kernelguard.declare import find_tree
-from kernelguard.declare.choices.hub_layers import hub_mapping
 from kernelguard.declare.index import Index
 from kernelguard.declare.source import Source
 from kernelguard.declare.survey import SurveyRow, drift, survey, survey_document, survey_table
@@ -177,18 +175,6 @@ def test_drift_names_each_difference() -> None:
 
 
 # ---------------------------------------------------------------- what changed when
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("change", CHANGES["change"], ids=lambda change: change["id"])
-def test_a_change_is_in_the_releases_it_names(version: str, change: dict[str, str]) -> None:
-    here = Version(change["since"]) <= Version(version) < Version(change.get("until", "99"))
-    if "trains" in change:
-        options = hub_mapping(Source(tree(version)), []).get(change["trains"], ())
-        assert any(o.training and o.device == "cuda" for o in options) == here
-        return
-    file = Path(tree(version).root, change["file"])
-    assert (file.is_file() and change["text"] in file.read_text("utf-8")) == here
 
 
 def test_changes_stand_at_releases_that_were_read() -> None:

@@ -230,15 +230,13 @@ def _exists(source: Source, inside: str, name: str) -> bool:
 
 def _anywhere(source: Source, name: str) -> bool:
     """The package root serves names out of all its modules; which ones is written in tables all over the tree."""
-    pattern = re.compile(
-        rf"^(?:class|def) {re.escape(name)}\b|^{re.escape(name)}\b.*=|\"{re.escape(name)}\"", re.MULTILINE
-    )
+    words = [text.encode() for text in (f'"{name}"', f"'{name}'", f"class {name}", f"def {name}", f"\n{name} = ")]
     root = source.tree.root
-    first = [root / "__init__.py", *sorted((root / "models" / "auto").glob("*.py"))]
-    for path in (*first, *sorted(root.rglob("*.py"))):
+    for path in (root / "__init__.py", *sorted(root.rglob("*.py"))):
         try:
-            if pattern.search(path.read_text("utf-8")):
-                return True
-        except (OSError, UnicodeDecodeError):
+            text = path.read_bytes()
+        except OSError:
+            return True
+        if any(word in text for word in words):
             return True
     return (root / name).exists() or (root / f"{name}.py").exists()
