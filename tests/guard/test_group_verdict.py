@@ -198,6 +198,7 @@ def test_a_place_that_makes_no_sense(change: dict[str, str], word: str) -> None:
 
 def test_an_unusable_start_is_an_outcome(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert preflight({"RANK": "0", "WORLD_SIZE": "2"}).code == 78
+    assert preflight({"RANK": "first", "WORLD_SIZE": "2"}).code == 78
     (tmp_path / "ticket.json").write_text("{}")
     assert preflight({tickets.VARIABLE: str(tmp_path / "ticket.json")}).code == 78
     assert preflight({tickets.VARIABLE: str(tmp_path / "gone.json")}).code == 78

@@ -154,7 +154,7 @@ def publish(outcome: Outcome, run_dir: str, *, speak: bool) -> None:
     problem = write_json(Path(run_dir) / "outcome.json", document) if run_dir else ""
     if problem:
         print(f"kernelguard: {problem}", file=sys.stderr)
-    if problem or (speak and run_dir):
+    if problem or speak:
         print(OUTCOME_LINE + masked(json.dumps(document)), file=sys.stderr, flush=True)
 
 

@@ -49,7 +49,8 @@ def preflight(environ: Mapping[str, str] | None = None) -> Outcome:
         ticket = load_ticket(path) if path else None
         place = read_place(environ)
     except (TicketError, PlaceError) as error:
-        return _refused(CODE_CONFIGURATION, str(error), rank=int(environ.get("RANK", "0") or 0), run_dir="")
+        rank = environ.get("RANK", "0")
+        return _refused(CODE_CONFIGURATION, str(error), rank=int(rank) if rank.isdigit() else 0, run_dir="", heard=path)
     limits = ticket.deadlines if ticket is not None else Deadlines()
     found, how = _ask(limits.total_s + _SLACK_S, limits.verdict_s, environ)
     if found is not None:
@@ -63,6 +64,7 @@ def preflight(environ: Mapping[str, str] | None = None) -> Outcome:
         run_dir=ticket.run_dir if ticket is not None else "",
         host=place.host,
         seconds=watch.seconds,
+        heard=path,
     )
 
 
@@ -159,7 +161,10 @@ def _ended_with_us(process: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _refused(code: int, why: str, *, rank: int, run_dir: str, host: str = "", seconds: float = 0.0) -> Outcome:
+def _refused(
+    code: int, why: str, *, rank: int, run_dir: str, heard: str, host: str = "", seconds: float = 0.0
+) -> Outcome:
+    """`heard`: the ticket of a launcher that listens; empty: there is none."""
     outcome = Outcome(
         code=code,
         summary=why,
@@ -168,5 +173,5 @@ def _refused(code: int, why: str, *, rank: int, run_dir: str, host: str = "", se
         seconds=round(seconds, 3),
     )
     print(describe(outcome), file=sys.stderr, flush=True)
-    publish(outcome, run_dir, speak=True)
+    publish(outcome, run_dir, speak=bool(heard))
     return outcome

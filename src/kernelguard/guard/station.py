@@ -90,10 +90,10 @@ class Station:
             self._finish_looking(looking)
             self.say(stage="tell the other ranks")
             meeting.put(f"report/{self.place.rank}", self.report.to_document())
-            outcome, arrived = self._agree(meeting)
+            outcome, here = self._agree(meeting)
             self._tell(outcome)
             self.say(stage="leave the other ranks")
-            meeting.leave(arrived, limit_s=self.limits.verdict_s)
+            meeting.leave(here, limit_s=self.limits.verdict_s)
         except MeetingError as error:
             host = self.place.host if self.place.hosts_store else self.place.address
             return self._alone(CODE_NODE, str(error), nodes=(host,))
@@ -128,7 +128,7 @@ class Station:
         write_json(Path(self.run_dir or os.devnull) / "ranks" / f"{self.place.rank}.json", self.report.to_document())
 
     def _agree(self, meeting: Meeting) -> tuple[Outcome, list[int]]:
-        """The outcome that the first of the ranks to decide has written, and who is here to read it."""
+        """The outcome that the first of the ranks to decide has written, and who has reported and will read it."""
         if self.place.rank != 0:
             # Rank 0 decides. When it does not, everybody may: the first answer holds.
             patience = self._watch.left(self.limits.total_s)
@@ -157,14 +157,14 @@ class Station:
                 except (ValueError, TypeError) as error:
                     reports[rank] = Report(rank=rank, host=arrival.host, node=arrival.node)
                     reports[rank].unknown.append(f"its report makes no sense: {error}")
-        meeting.put_first("outcome", {**to_document(self._judge(arrivals, reports)), "arrived": sorted(arrivals)})
+        meeting.put_first("outcome", {**to_document(self._judge(arrivals, reports)), "here": sorted(reports)})
         found = meeting.wait_for(["outcome"], limit_s=self.limits.verdict_s)
         if not found:
             raise MeetingError("the outcome that was written to the store is not there")
         return self._read(found["outcome"])
 
     def _read(self, document: dict[str, Any]) -> tuple[Outcome, list[int]]:
-        return from_document(document), [int(rank) for rank in document.get("arrived", ())]
+        return from_document(document), [int(rank) for rank in document.get("here", ())]
 
     def _judge(self, arrivals: dict[int, Arrival], reports: dict[int, Report]) -> Outcome:
         return judge(
@@ -201,7 +201,8 @@ class Station:
             fields = {**self.report.fields, **self.report.hardware}
             attestation.write(attest.current(self.ticket, stage="preflight", fields=fields), self.run_dir)
         # Where no disk is shared, each node's supervisor has to hear of it.
-        publish(outcome, self.run_dir, speak=bool(outcome.code) and (first or self.place.local_rank == 0))
+        loud = self.ticket is not None and outcome.code != 0 and (first or self.place.local_rank == 0)
+        publish(outcome, self.run_dir, speak=loud)
 
 
 def main(descriptor: int) -> None:

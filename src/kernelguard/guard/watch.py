@@ -354,7 +354,7 @@ class Watch:
             causes=fixes,
         )
         print(describe(outcome), file=sys.stderr, flush=True)
-        publish(outcome, self.ticket.run_dir if self.ticket is not None else "", speak=True)
+        publish(outcome, self.ticket.run_dir if self.ticket is not None else "", speak=self.ticket is not None)
 
     def document(self) -> dict[str, Any]:
         """What was found, for the run's files."""
