@@ -89,7 +89,7 @@ def _add_python(archive: tarfile.TarFile, done: set[str]) -> None:
     prefix = Path(sys.base_prefix)
     for top in (prefix / "lib" / PYTHON, prefix / "include" / PYTHON):
         for folder, folders, names in os.walk(top):
-            folders[:] = [f for f in folders if f not in {"test", "idlelib", "tkinter", "site-packages", "__pycache__"}]
+            folders[:] = [f for f in folders if f not in {"test", "idlelib", "tkinter", "site-packages"}]
             for name in names:
                 place = Path(folder, name)
                 if place.suffix != ".a":

@@ -16,7 +16,7 @@ from kernelguard.image.evidence import Evidence, holds, make_evidence, told
 from kernelguard.image.fetch import Wanted, fetch
 from kernelguard.image.plan import Plan, Request, candidate_name, check_name, make_plan, unchanged, with_tag
 from kernelguard.image.promotion import Workshop, claims_of, known, promote, with_cache
-from kernelguard.image.recipe import CACHE, PYTHON, digest_of, stage_of, wanted_files
+from kernelguard.image.recipe import CACHE, PYTHON, digest_of, wanted_files
 from kernelguard.image.running import verify_inside
 from kernelguard.image.values import Builder, ContextFile, ImageFacts, Outcome, Resolved
 from kernelguard.judge.values import Level, Status
@@ -87,7 +87,6 @@ def run_build(
     say = talk or Talk()
     clock = _Clock()
     check_name(request.image)
-    stage = stage_of(request.lock)
     try:
         engine.sweep()
         if request.level >= Level.GPU and not request.lock.admits_launch:
@@ -111,7 +110,7 @@ def run_build(
         clock.lap("build")
         return _verified(inputs, plan, candidate, clock, verifier)
     finally:
-        engine.cleanup(stage)
+        engine.cleanup()
 
 
 def _can_give_gpus(engine: Engine, base: Resolved) -> None:

@@ -23,6 +23,7 @@ _TAIL_LINES = 20
 _STEP = re.compile(r"^Step (?P<number>\d+)/(?P<total>\d+) : (?P<what>.*)")
 _BUILDKIT_STEP = re.compile(r"^#(?P<id>\d+) \[(?P<where>[^\]]*?(?P<number>\d+)/(?P<total>\d+))\] (?P<what>.*)")
 _BUILDKIT_LINE = re.compile(r"^#(?P<id>\d+) (?:\d+\.\d+ )?(?P<text>.*)")
+_STEP_IMAGE = re.compile(r"^ ---> (?P<id>[0-9a-f]{12})$")
 _KILLED = re.compile(r"(non-zero code: 137|exit code: 137)\b")
 _ASK_S = 20.0
 
@@ -134,7 +135,7 @@ def _classic(engine: Engine, order: Order, target: str, job: _Job) -> str:
     deadline, timeout, tell, sent = job.deadline, job.timeout, job.tell, job.sent
     network = order.network if target else "none"
     total = sum(file.size for file in order.files)
-    watch = _Watch(tell=tell)
+    watch = _Watch(tell=tell, made=engine.steps)
     # Only what the stage needs is sent: it copies nothing.
     files = [f for f in order.files if f.path == "Dockerfile"] if target else order.files
     events = engine.build_classic(
@@ -266,6 +267,8 @@ class _Watch:
     """What a build is at, and its last lines."""
 
     tell: Tell
+    made: list[str] = field(default_factory=list)
+    """Gets the id of each image that a step made."""
     step: str = ""
     complaint: str = ""
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
@@ -280,7 +283,12 @@ class _Watch:
             found = _STEP.match(line)
             if found is not None:
                 self._begin(f"{found['number']}/{found['total']} {found['what']}")
-            elif line.strip() and not line.startswith(" ---> "):
+            elif line.startswith(" ---> "):
+                image_id = _STEP_IMAGE.match(line)
+                # After FROM it is the base, which is somebody else's.
+                if image_id is not None and " FROM " not in self.step[:12]:
+                    self.made.append(image_id["id"])
+            elif line.strip() and not line.startswith("Removing intermediate container "):
                 self._say(line)
 
     def buildkit(self, line: str) -> None:

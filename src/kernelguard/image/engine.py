@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelguard.errors import InputError, KernelguardError, ToolError, UndeterminedError
-from kernelguard.image.labels import RUN, STAGE, content_identity
+from kernelguard.image.labels import RUN, content_identity
 from kernelguard.image.values import ImageFacts, Layer, Resolved
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -55,6 +55,8 @@ class Engine:
         """How it was reached."""
         self.run_id = _run_id(os.getpid())
         self._temporary: list[str] = []
+        self.steps: list[str] = []
+        """Ids of the images that the classic builder said to have made, one for each step."""
 
     # -- images ------------------------------------------------------------------------------------------------------
 
@@ -307,22 +309,19 @@ class Engine:
 
     # -- leftovers ---------------------------------------------------------------------------------------------------
 
-    def cleanup(self, stage: str = "") -> None:
-        """Remove what this run made for itself: containers, names, and the stages of its build."""
-        api = self._client.api
-        for row in api.containers(all=True, filters={"label": f"{RUN}={self.run_id}"}):
+    def cleanup(self) -> None:
+        """Remove what this run made for itself: containers, names, and the stages of its builds."""
+        for row in self._client.api.containers(all=True, filters={"label": f"{RUN}={self.run_id}"}):
             self._remove_container(row["Id"])
         for name in self._temporary:
             self.remove(name)
+        # Newest first. The engine refuses, and so keeps, what an image that has a name was made from.
+        for image_id in reversed(dict.fromkeys(self.steps)):
+            facts = self.image(image_id)
+            if facts is not None and not facts.tags and not facts.repo_digests:
+                self.remove(image_id)
         self._temporary.clear()
-        if stage:
-            self.remove_stages(stage)
-
-    def remove_stages(self, stage: str) -> None:
-        """Remove the untagged images that the stages of one lock's builds left."""
-        api = self._client.api
-        for row in api.images(filters={"label": f"{STAGE}={stage}", "dangling": True}):
-            self.remove(row["Id"])
+        self.steps.clear()
 
     def sweep(self) -> int:
         """Remove the containers and names of runs on this machine that were killed; how many there were."""

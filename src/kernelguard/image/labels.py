@@ -20,7 +20,7 @@ SCHEMA = 1
 RUN = f"{PREFIX}run"
 """On what a build starts and has to clean up: the id of the run."""
 STAGE = f"{PREFIX}stage"
-"""On what the stages of a build leave: the first digits of the lock's digest."""
+"""On what the stages of a build are made of, so that a person can find what a killed build left."""
 _OCI = "org.opencontainers.image."
 _RUNS = ("Env", "Entrypoint", "Cmd", "User", "WorkingDir")
 

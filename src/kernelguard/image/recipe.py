@@ -158,14 +158,10 @@ def _render(
         ours=OURS,
         cache=CACHE,
         uid=UID,
-        stage_label=f'{STAGE}="{stage_of(lock)}"',
+        stage_label=f"{STAGE}=1",
+        quiet="--disable-pip-version-check --no-cache-dir --no-input --root-user-action=ignore",
     )
     return text
-
-
-def stage_of(lock: Lock) -> str:
-    """The value of the label by which what the stages leave behind is found again."""
-    return digest_of(lock).removeprefix("sha256:")[:12]
 
 
 def _template() -> Any:

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Run a command with a Docker engine of its own: `.ci/engine.sh make test-engine`.
+# An engine that DOCKER_HOST names is used as it is. Otherwise Debian's docker.io is installed where it is missing, and
+# dockerd runs with its own data root until the command ends. One such engine for each network namespace.
+set -euo pipefail
+
+if [[ -n "${DOCKER_HOST:-}" ]]; then
+  exec "$@"
+fi
+if ! command -v dockerd >/dev/null; then
+  apt-get update --quiet=2
+  DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends -o DPkg::Lock::Timeout=300 docker.io >/dev/null
+fi
+
+# Not below the source tree: a build context must not hold an engine's files.
+place=$(mktemp --directory "${TMPDIR:-/tmp}/kernelguard-engine.XXXXXX")
+stop() {
+  if [[ -f "$place/pid" ]]; then
+    local pid
+    pid=$(<"$place/pid")
+    kill "$pid"
+    for _ in $(seq 100); do
+      kill -0 "$pid" 2>/dev/null || break
+      sleep 0.1
+    done
+  fi
+  # What a container's network leaves mounted would keep the folder.
+  findmnt --noheadings --output TARGET --list | grep "^$place/" | sort --reverse | xargs --no-run-if-empty umount
+  rm -rf "$place"
+}
+trap stop EXIT
+
+# Two small programs stand for NVIDIA's container runtime on the PATH of this engine: with them it accepts a request for
+# a GPU, and the container that asked finds none. So everything about such a request but the GPU itself is real.
+mkdir "$place/bin"
+printf '#!/bin/sh\nexit 0\n' >"$place/bin/nvidia-container-runtime-hook"
+chmod +x "$place/bin/nvidia-container-runtime-hook"
+hook_path="$PATH"
+[[ -n "${KERNELGUARD_ENGINE_GPU_HOOK:-}" ]] && hook_path="$place/bin:$PATH"
+
+PATH="$hook_path" dockerd --data-root "$place/data" --exec-root "$place/exec" --host "unix://$place/docker.sock" \
+  --pidfile "$place/pid" >"$place/log" 2>&1 &
+for _ in $(seq 100); do
+  docker --host "unix://$place/docker.sock" version >/dev/null 2>&1 && break
+  sleep 0.1
+done
+if ! docker --host "unix://$place/docker.sock" version >/dev/null 2>&1; then
+  tail --lines=20 "$place/log" >&2
+  echo "dockerd did not come up" >&2
+  exit 1
+fi
+export DOCKER_HOST="unix://$place/docker.sock"
+"$@"
