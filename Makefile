@@ -5,7 +5,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-train demo-train lint format clean
+.PHONY: demo test test-engine test-train demo-train lint format clean
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -24,6 +24,9 @@ demo: $(VENV)/.observed ## check the 27B example, for this machine and for an H1
 
 test: $(VENV)/.installed lint ## everything that needs no Docker engine, GPU or browser
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not thorough and not browser and not engine'
+
+test-engine: $(VENV)/.installed ## images built, refused and promoted by a Docker engine: .ci/engine.sh make test-engine
+	$(BIN)/python -m pytest -m engine
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

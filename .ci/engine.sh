@@ -30,15 +30,7 @@ stop() {
 }
 trap stop EXIT
 
-# Two small programs stand for NVIDIA's container runtime on the PATH of this engine: with them it accepts a request for
-# a GPU, and the container that asked finds none. So everything about such a request but the GPU itself is real.
-mkdir "$place/bin"
-printf '#!/bin/sh\nexit 0\n' >"$place/bin/nvidia-container-runtime-hook"
-chmod +x "$place/bin/nvidia-container-runtime-hook"
-hook_path="$PATH"
-[[ -n "${KERNELGUARD_ENGINE_GPU_HOOK:-}" ]] && hook_path="$place/bin:$PATH"
-
-PATH="$hook_path" dockerd --data-root "$place/data" --exec-root "$place/exec" --host "unix://$place/docker.sock" \
+dockerd --data-root "$place/data" --exec-root "$place/exec" --host "unix://$place/docker.sock" \
   --pidfile "$place/pid" >"$place/log" 2>&1 &
 for _ in $(seq 100); do
   docker --host "unix://$place/docker.sock" version >/dev/null 2>&1 && break

@@ -13,7 +13,10 @@ from kernelguard.cli.shared import LevelName, app, console, intent_flags, print_
 
 @app.command()
 def check(
-    model: Annotated[str, typer.Argument(help="A config.json, a folder that holds one, or a hub id.")],
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A config.json, a folder that holds one, or a hub id. May be left out with --image."),
+    ] = None,
     *,
     python: Annotated[
         Path | None, typer.Option(help="The interpreter to look into. Default: $VIRTUAL_ENV's, else `python` on PATH.")
@@ -27,6 +30,12 @@ def check(
     lock: Annotated[
         Path | None, typer.Option(help="A lock: is it for this model, and does what it pins serve the run?")
     ] = None,
+    image: Annotated[str | None, typer.Option(help="Look into this container image, with its interpreter.")] = None,
+    driver: Annotated[str, typer.Option(help="With --image: the NVIDIA driver where it will run.")] = "",
+    gpus: Annotated[bool, typer.Option("--gpus", help="With --image: pass every GPU in.")] = False,
+    ranks: Annotated[int | None, typer.Option(help="With --image: processes on one machine.", min=1)] = None,
+    shm_size: Annotated[int | None, typer.Option(help="With --image: MB of /dev/shm that it will be given.")] = None,
+    platform: Annotated[str, typer.Option(help="With --image: air, what Databricks AI Runtime asks for.")] = "",
     transformers: Annotated[
         str | None, typer.Option(help="The transformers to read: a folder or a version. Default: the interpreter's.")
     ] = None,
@@ -64,6 +73,38 @@ def check(
 
     Example: kernelguard check examples/qwen3.8-27b --target h100
     """
+    if image is not None:
+        from kernelguard.cli.images import check_image
+
+        outside = {"--environment": environment, "--target": target, "--lock": lock, "--intent": intent}
+        outside |= {"--train-config": train_config, "--junit": junit, "--transformers": transformers}
+        said = {"--signals": signals, "--level": (level or LevelName.IMPORT).value}
+        switches = {"--decode": decode, "--strict": strict, "--trust-remote-code": bool(trust_remote_code)}
+        switches |= {"--packed": packed is True, "--no-packed": packed is False}
+        code = check_image(
+            image,
+            model=model,
+            outside=[name for name, value in outside.items() if value is not None],
+            arguments=[
+                *(word for name, value in said.items() if value is not None for word in (name, value)),
+                *(name for name, given in switches.items() if given),
+            ],
+            asked={
+                "driver": driver,
+                "gpu": gpus,
+                "ranks": ranks,
+                "shm_bytes": None if shm_size is None else shm_size << 20,
+                "platform": platform,
+                "python": str(python or ""),
+            },
+            timeout=timeout,
+            as_json=as_json,
+        )
+        raise typer.Exit(code)
+    if model is None:
+        from kernelguard.errors import InputError
+
+        raise InputError("no model was given", hint="kernelguard check MODEL, or --image IMAGE")
     from kernelguard.check import Request, run_check
 
     request = Request(

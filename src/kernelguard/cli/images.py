@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kernelguard.cli.shared import LevelName, app, print_json, write
+from kernelguard.cli.shared import LevelName, app, print_json
 from kernelguard.errors import InputError
 
 if TYPE_CHECKING:
@@ -307,14 +307,28 @@ def lint(
 
 
 def check_image(
-    image: str, *, asked: Mapping[str, Any], model: str | None, arguments: Sequence[str], timeout: float, as_json: bool
+    image: str,
+    *,
+    asked: Mapping[str, Any],
+    model: str | None,
+    outside: Sequence[str],
+    arguments: Sequence[str],
+    timeout: float,
+    as_json: bool,
 ) -> int:
-    """What `kernelguard check --image` does; the exit code. `arguments` are those of the check in the container."""
+    """What `kernelguard check --image` does; the exit code.
+
+    `arguments` are those of the check in the container; `outside` were given, and name something that is not in there.
+    """
     from kernelguard.check import cache_folder
     from kernelguard.image.asking import Asked, check_inside
     from kernelguard.image.asking import check_image as look
     from kernelguard.image.engine import connect
 
+    if outside:
+        raise InputError(f"{outside[0]} cannot be combined with --image: it names something outside the container")
+    if model is not None and not Path(model).exists():
+        raise InputError(f"{model} is not on this machine", hint="give a config.json or a folder that holds one")
     _platform(asked.get("platform", ""))
     said = Asked(**{**asked, "driver": _driver(asked.get("driver", ""))})
     with _termination(), connect(os.environ) as engine:
@@ -345,57 +359,6 @@ def check_image(
         typer.echo(output, nl=False)
         _print_findings(image, findings, strict=False, as_json=False)
     return _worse(code, _code(findings, strict="--strict" in arguments))
-
-
-def verify_image(
-    image: str,
-    *,
-    model: str,
-    lock: Path | None,
-    level: str,
-    length: int,
-    python: str,
-    timeout: float,
-    output: Path | None,
-    as_json: bool,
-) -> int:
-    """What `kernelguard verify --image` does; the exit code."""
-    from kernelguard.check import cache_folder
-    from kernelguard.image.asking import verify_image as verify_inside
-    from kernelguard.image.engine import connect
-    from kernelguard.image.evidence import dumps
-    from kernelguard.image.running import Subject
-    from kernelguard.image.subject import subject_of
-    from kernelguard.judge.values import Level
-    from kernelguard.lock import load_lock
-
-    subject = (
-        subject_of(load_lock(lock), lock, model="" if Path(model) == lock else model, length=length)
-        if lock is not None
-        else Subject(model=Path(model), length=length)
-    )
-    if not subject.model.exists():
-        raise InputError(f"{model} is not on this machine", hint="give a config.json or a folder that holds one")
-    with _termination(), connect(os.environ) as engine, _talk() as talk:
-        engine.sweep()
-        proof = verify_inside(
-            engine,
-            image,
-            subject,
-            level=Level[level.upper()],
-            cache=cache_folder(os.environ),
-            python=python,
-            timeout=timeout,
-            say=talk.step,
-        )
-    text = dumps(proof.document).decode()
-    if output is not None:
-        write(output, text)
-        typer.echo(f"wrote {output}", err=True)
-    if as_json:
-        typer.echo(text, nl=False)
-        return _code(proof.findings, strict=False)
-    return _print_findings(image, proof.findings, strict=False, as_json=False)
 
 
 def _print_findings(what: str, findings: Sequence[Finding], *, strict: bool, as_json: bool) -> int:

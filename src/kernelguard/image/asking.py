@@ -1,9 +1,9 @@
-"""The walks of `kernelguard check --image`, `verify --image` and `lint`. Wires the rooms."""
+"""The walks of `kernelguard check --image` and `lint`. Wires the rooms."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,11 @@ from kernelguard.errors import InputError, UndeterminedError
 from kernelguard.image import labels
 from kernelguard.image.context import walk
 from kernelguard.image.engine import Engine, GpuRuntimeError
-from kernelguard.image.evidence import Evidence, make_evidence
 from kernelguard.image.fitness import Situation, image_findings
 from kernelguard.image.lint import lint
-from kernelguard.image.running import Subject, ask_python, command_inside, image_python, model_files, verify_inside
+from kernelguard.image.running import ask_python, command_inside, image_python, model_files
 from kernelguard.image.values import ContextFile, ImageFacts
-from kernelguard.judge.values import Finding, Level, Status
+from kernelguard.judge.values import Finding, Status
 from kernelguard.resolve.matrix import matrix
 
 _LOOK_S = 60.0
@@ -109,35 +108,6 @@ def _claims(facts: ImageFacts) -> list[Finding]:
         return [Finding(code="image-changed", status=Status.FAIL, reason=reason, fix="build it again from its lock")]
     reason = f"it is a {claims.state} image of lock {claims.lock[:19]}..., level {level}, and unchanged since"
     return [Finding(code="image-claims", status=Status.PASS, reason=reason)]
-
-
-def verify_image(
-    engine: Engine,
-    name: str,
-    subject: Subject,
-    *,
-    level: Level,
-    cache: Path,
-    python: str = "",
-    warm: str = "",
-    timeout: float,
-    say: Callable[[str], None],
-) -> Evidence:
-    """Verify in a container of an image, and bind the verdict to its content; raises as `verify_inside`."""
-    facts = image_of(engine, name)
-    answer, _ = verify_inside(
-        engine,
-        facts,
-        subject,
-        level=level,
-        python=image_python(facts, python),
-        cache=cache,
-        warm=warm,
-        timeout=timeout,
-        say=say,
-    )
-    claims = labels.read_labels(facts.labels)
-    return make_evidence(answer, content=facts.content, name=name, lock=claims.lock if claims is not None else "")
 
 
 def check_inside(
