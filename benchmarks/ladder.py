@@ -105,16 +105,16 @@ def rungs(*, packs: int, qla: bool) -> list[Rung]:
     adds = f"{packs} packs to an update: {packs * 16_384:,} tokens (published: 262,144)"
     made.append(Rung(name="final", adds=adds, settings=settings, environment=environment, steps=5, profile=True))
     final = {"settings": settings, "environment": environment}
+    recipe = "concatenate and cut, fused kernels, varlen attention, full recomputing"
+    made.append(Rung(name="published recipe", adds=recipe, kind="beside", settings={},
+                     loop=("--layers", "8", "--steps", "5", "--warmup", "2", "--recipe"),
+                     environment=(("FLA_FLASH_QLA", "0"),)))  # fmt: skip
     narrow = settings | {"model.fp8": True}
     made.append(Rung(name="float8", adds="forward and input-gradient products in float8", kind="float8",
                      settings=narrow, environment=environment, steps=4))  # fmt: skip
     masked = settings | {"data.synthetic_trained": 0.6}
     made.append(Rung(name="masked prompts", adds="60 % of the tokens trained, as in chat data", kind="masked",
                      settings=masked, environment=environment, steps=4))  # fmt: skip
-    recipe = "concatenate and cut, fused kernels, varlen attention, full recomputing"
-    made.append(Rung(name="published recipe", adds=recipe, kind="beside", settings={},
-                     loop=("--layers", "8", "--steps", "5", "--warmup", "2", "--recipe"),
-                     environment=(("FLA_FLASH_QLA", "0"),)))  # fmt: skip
     for model in ("dense", "moe"):
         plain = OFF | {"model.kernels": "reference"} if model == "moe" else OFF
         made.append(Rung(name=f"{model}: naive", adds="padded, SDPA, full recomputing, FSDP", kind=model, model=model,
@@ -209,8 +209,8 @@ class Runner:
 
     def end(self, name: str) -> None:
         """Ends a rung's process and what it started."""
-        process = self.started[name]
-        if process.poll() is None:
+        process = self.started.get(name)
+        if process is not None and process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
@@ -237,6 +237,17 @@ def versions(site: str, qla: str) -> dict[str, str]:
     return found
 
 
+def ceilings(options: argparse.Namespace, target: Path) -> Path:
+    """This GPU's best product and copy, measured by parts.py while no rung runs."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([p for p in (options.site, str(ROOT / "train")) if p])}
+    measure = [sys.executable, str(HERE / "parts.py"), "--json", str(target), "--only", "nothing"]
+    try:
+        subprocess.run(measure, env=environment, check=False, timeout=40, stdout=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        print("the ceilings were not measured within 40 s", flush=True)
+    return target
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for NAME.json, NAME.md and NAME.svg")
@@ -249,7 +260,8 @@ def main() -> int:
     parser.add_argument("--only", default="", help="names of rungs, comma separated")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds that one rung may take")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no further rung starts")
-    parser.add_argument("--parts", type=Path, help="ceilings that parts.py measured; otherwise it runs at the end")
+    parser.add_argument("--hard", type=float, default=1e9, help="seconds after which the rung that runs is ended too")
+    parser.add_argument("--parts", type=Path, help="ceilings that parts.py measured; otherwise it runs after `final`")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     chosen = rungs(packs=options.packs, qla=bool(options.qla))
@@ -257,6 +269,8 @@ def main() -> int:
         chosen = [tiny(rung) for rung in chosen if rung.model == "27b"]
     if options.only:
         chosen = [rung for rung in chosen if rung.name in options.only.split(",")]
+    # `timeout` ends a program with SIGTERM: the rungs must not stay behind on the GPU.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     begun = time.perf_counter()
     command = " ".join(["python", "benchmarks/ladder.py", *sys.argv[1:]])
     result: dict[str, Any] = {
@@ -268,28 +282,26 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ladder-") as folder:
         hidden[folder] = "WORK"
         runner = Runner(options, Path(folder))
+        parts = options.parts
         try:
             for rung, following in zip(chosen, [*chosen[1:], None], strict=True):
-                if time.perf_counter() - begun > options.budget:
+                spent = time.perf_counter() - begun
+                if spent > options.budget:
                     result.setdefault("left_out", []).append(rung.name)
+                    runner.end(rung.name)
                     continue
-                row = runner.run(rung, following, options.limit)
+                row = runner.run(rung, following, min(options.limit, max(1.0, options.hard - spent)))
                 result["rungs"].append(row)
+                if rung.name == "final" and parts is None and not options.tiny:
+                    parts = ceilings(options, Path(folder) / "parts.json")
+                if parts is not None and parts.exists():
+                    result["ceilings"] = json.loads(parts.read_text(encoding="utf-8"))["ceilings"]
                 ladder_report.rate(result)
                 ladder_report.write(result, options.out, options.name, hidden)
                 print(ladder_report.line(row), flush=True)
         finally:
             for name in runner.started:
                 runner.end(name)
-        parts = options.parts
-        if parts is None and not options.tiny and time.perf_counter() - begun < options.budget:
-            parts = Path(folder) / "parts.json"
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join([options.site, str(ROOT / "train")])}
-            measure = [sys.executable, str(HERE / "parts.py"), "--json", str(parts), "--only", "nothing"]
-            subprocess.run(measure, env=environment, check=False, timeout=90)
-        if parts is not None and parts.exists():
-            result["ceilings"] = json.loads(parts.read_text(encoding="utf-8"))["ceilings"]
-            result["parts"] = json.loads(parts.read_text(encoding="utf-8"))["rows"]
         ladder_report.write(result, options.out, options.name, hidden)
     print((options.out / f"{options.name}.md").read_text(encoding="utf-8"))
     return 0 if all("problem" not in row for row in result["rungs"] if row["kind"] == "bf16") else 1

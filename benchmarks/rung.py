@@ -74,10 +74,12 @@ def main() -> int:
     loop = "--loop" in sys.argv[3:4]
     arguments = sys.argv[sys.argv.index("--") + 1 :]
     preload(loop=loop)
+    ready = time.time()
     while not go.exists():
         time.sleep(0.02)
     turn = time.time()
-    found: dict[str, Any] = {"imports_s": turn - BEGUN}
+    # While another rung computes, imports are slower than they would be alone, so this errs on the long side.
+    found: dict[str, Any] = {"imports_s": ready - BEGUN}
     if loop:
         run_path(str(Path(__file__).with_name("yardstick.py")))["main"](arguments, out.with_suffix(".loop.json"))
         code = 0
