@@ -81,6 +81,25 @@ def test_a_url_that_keeps_breaking_is_named(
         read(f"{url}/none.jsonl")
 
 
+def test_a_store_that_delivers_half_without_an_error_is_caught(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fsspec
+    from fsspec.implementations.local import LocalFileSystem
+
+    class Half(LocalFileSystem):
+        protocol = "half"
+
+        def get_file(self, path: str, lpath: str, **_: Any) -> None:
+            content = Path(path).read_bytes()
+            Path(lpath).write_bytes(content[: len(content) // 2])
+
+    fsspec.register_implementation("half", Half, clobber=True)
+    monkeypatch.setattr(source.tempfile, "gettempdir", lambda: str(tmp_path))
+    with pytest.raises(DataError, match=r"still failing after 0 retries: OSError: \d+ of \d+ bytes arrived"):
+        read(f"half://{root}/chats.jsonl", retries=0)
+
+
 def test_a_file_is_downloaded_once(served: tuple[str, type[flaky.Handler]]) -> None:
     url, handler = served
     for _ in range(3):
