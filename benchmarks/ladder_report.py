@@ -42,7 +42,9 @@ def read(folder: Path, settings: dict[str, Any], *, loop: bool) -> dict[str, Any
     if loop:
         row["dtype"] = "bf16 throughout, optimizer states too"
     row |= {key: value for key, value in seen.items() if key not in {"imports_s", "seconds", "tuned_late"}}
-    if profile:
+    if "problem" in profile:
+        row["profile_problem"] = profile["problem"]
+    elif profile:
         row["profile"] = profile
         scale = UNIT / profile["tokens"] if profile.get("tokens") else 1.0
         for name in ("cpu_queue_ms", "gpu_busy_ms", "gpu_ops", "cpu_ops"):

@@ -152,6 +152,16 @@ def test_a_bad_kernel_fails(outcome: Outcome, code: str) -> None:
     assert codes(with_probe(outcome=outcome, reason="x", cases=(case,))) == {code: Status.FAIL}
 
 
+@pytest.mark.parametrize("outcome", [Outcome.RAISED, Outcome.CRASHED])
+def test_what_only_lacks_a_gpu_is_no_fault_of_the_kernel(outcome: Outcome) -> None:
+    """causal-conv1d refuses tensors of a CPU, and Triton's interpreter does not know all of its language."""
+    ran = with_probe(Level.INTERPRETED, outcome=outcome, reason="x", target="fla.chunk", cases=())
+    assert codes(ran) == {"could-not-interpret": Status.UNKNOWN}
+    assert numbers(ran.probes[0], ran.level) is Status.UNKNOWN
+    not_imported = with_probe(Level.INTERPRETED, outcome=outcome, reason="x", target="", cases=())
+    assert worst(codes(not_imported).values()) is Status.FAIL
+
+
 def test_right_kernels_pass_and_say_what_was_measured() -> None:
     (found,) = [f for f in findings(with_probe()) if f.code == "verified"]
     assert found.status is Status.PASS

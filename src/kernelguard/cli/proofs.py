@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kernelguard.cli.shared import LevelName, app, console, intent_flags, print_json, progress, write
+
+if TYPE_CHECKING:
+    from kernelguard.judge.values import Level
 
 TRACE_FILE = "kernelguard-trace.json.gz"
 """Beside the verdict, or here."""
@@ -23,6 +27,7 @@ def verify(
     python: Annotated[
         Path | None, typer.Option(help="The interpreter to look into. Default: $VIRTUAL_ENV's, else `python` on PATH.")
     ] = None,
+    image: Annotated[str | None, typer.Option(help="Verify inside this container image, with its interpreter.")] = None,
     packed: Annotated[
         bool | None, typer.Option("--packed/--no-packed", help="Batches hold several samples in one row.")
     ] = None,
@@ -63,6 +68,23 @@ def verify(
 
     flags = intent_flags(decode=False, packed=packed, signals=signals)
     lock = Path(model) if is_lock(Path(model)) else None
+    if image is not None:
+        here = {"--intent": intent, "--train-config": train_config, "--warm-cache": warm_cache, "--resume": resume}
+        _refuse({**here, "--trace": trace or None})
+        _inside(
+            image,
+            Path(model),
+            lock,
+            flags=flags,
+            level=Level[level.name],
+            python=str(python or ""),
+            length=length,
+            timeout=timeout,
+            output=output,
+            strict=strict,
+            as_json=as_json,
+        )
+        return
     if lock is not None:
         run = of_lock(lock)
         # What the lock was made for; only what is said here and now goes before it.
@@ -98,3 +120,73 @@ def verify(
 def is_lock(path: Path) -> bool:
     """A lock is a file that is no config.json; whether it is a good one is told when it is read."""
     return path.suffix in {".lock", ".toml"} and path.is_file()
+
+
+def _refuse(options: Mapping[str, object]) -> None:
+    """Options that name files of this machine, or that the image's own verification does not know."""
+    from kernelguard.errors import InputError
+
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise InputError(
+            f"{given[0]} cannot be combined with --image: it names something outside the container",
+            hint="a lock carries its intent; a warm cache is what `kernelguard build` leaves in its image",
+        )
+
+
+def _inside(
+    image: str,
+    model: Path,
+    lock: Path | None,
+    *,
+    flags: Mapping[str, Any],
+    level: Level,
+    python: str,
+    length: int,
+    timeout: float,
+    output: Path | None,
+    strict: bool,
+    as_json: bool,
+) -> None:
+    """The same in a container of that image; the verdict says which content it is about."""
+    from kernelguard.check import cache_folder
+    from kernelguard.errors import InputError
+    from kernelguard.image.engine import connect
+    from kernelguard.image.evidence import dumps, make_evidence
+    from kernelguard.image.recipe import digest_of
+    from kernelguard.image.running import Subject, image_python, verify_inside
+    from kernelguard.image.subject import subject_of
+    from kernelguard.judge.values import exit_code, worst
+
+    if lock is None:
+        said = {name: list(v) if isinstance(v, tuple) else v for name, v in flags.items()}
+        subject, digest = Subject(model=model, intent=said or None, length=length), ""
+    else:
+        from kernelguard.lock import load_lock
+
+        read = load_lock(lock)
+        subject, digest = subject_of(read, lock, length=length), digest_of(read)
+    with connect(dict(os.environ)) as engine, progress("measuring in the image") as say:
+        facts = engine.image(image)
+        if facts is None:
+            raise InputError(f"the engine has no image {image}", hint=f"docker pull {image}, or docker image ls")
+        answer, _ = verify_inside(
+            engine,
+            facts,
+            subject,
+            level=level,
+            python=image_python(facts, python),
+            cache=cache_folder(os.environ),
+            timeout=timeout,
+            say=say,
+        )
+        evidence = make_evidence(answer, content=facts.content, name=image, lock=digest)
+    if output is not None:
+        write(output, dumps(evidence.document).decode())
+    if as_json:
+        print_json(dict(evidence.document))
+    else:
+        from kernelguard.report.verdict import print_verdict
+
+        print_verdict(console(), evidence.verdict, evidence.findings)
+    raise typer.Exit(exit_code(worst(f.status for f in evidence.findings), strict=strict))

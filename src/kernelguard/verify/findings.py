@@ -31,11 +31,21 @@ def findings(verdict: Verdict, fixes: Mapping[str, str] | None = None) -> tuple[
 
 def numbers(probe: ProbeResult, level: Level) -> Status:
     """What is known about the numbers of this kernel on the GPU. Below the gpu level that is never a pass."""
+    if _only_not_interpretable(probe, level):
+        return Status.UNKNOWN
     if probe.outcome in {Outcome.WRONG, Outcome.RAISED, Outcome.CRASHED}:
         return Status.FAIL
     if level is not Level.GPU or probe.outcome in UNTOLD or probe.outcome is Outcome.LOADED:
         return Status.UNKNOWN
     return Status.UNKNOWN if probe.unmeasured_configurations else Status.PASS
+
+
+def _only_not_interpretable(probe: ProbeResult, level: Level) -> bool:
+    """It was imported, and ended in an exception or a crash where there is no GPU for it.
+
+    Compiled kernels need one, and Triton's interpreter does not know all of the language: that is no fault of theirs.
+    """
+    return level is Level.INTERPRETED and bool(probe.target) and probe.outcome in {Outcome.RAISED, Outcome.CRASHED}
 
 
 def _of_probe(probe: ProbeResult, level: Level, fix: str) -> Iterator[Finding]:
@@ -51,6 +61,9 @@ def _of_probe(probe: ProbeResult, level: Level, fix: str) -> Iterator[Finding]:
             f"{probe.symbol} could not be verified: {probe.reason}",
             _UNTOLD_FIX.get(probe.outcome, ""),
         )
+    elif _only_not_interpretable(probe, level):
+        reason = f"{probe.symbol} could not be run without a GPU: {probe.reason}"
+        yield finding("could-not-interpret", Status.UNKNOWN, reason, "verify it on a GPU")
     elif probe.outcome is Outcome.WRONG:
         guilty = probe.wrong_configurations and not any(c.outcome is Outcome.WRONG for c in probe.cases)
         code = "wrong-configuration" if guilty else "wrong-result"
