@@ -135,7 +135,11 @@ class Recorder:
         trace = self.target.with_suffix(".trace.json")
         # Torch's own averages take ten times as long to make as this takes to write and read.
         self.profile.export_chrome_trace(str(trace))
-        found = noted | summary(json.loads(trace.read_text(encoding="utf-8", errors="replace"))["traceEvents"])
-        trace.unlink()
         self.profile = None
+        text = trace.read_text(encoding="utf-8", errors="replace")
+        trace.unlink()
+        try:
+            found = noted | summary(json.loads(text, strict=False)["traceEvents"])
+        except json.JSONDecodeError as error:  # some kernels' names are not escaped; the run must not end for that
+            found = noted | {"problem": f"the trace that torch wrote cannot be read: {error}"}
         self.target.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
