@@ -169,3 +169,12 @@ def test_a_reader_says_what_a_single_call_says(version: str) -> None:
         config = parse_config({"model_type": model_type}, source="config.json")
         if model_type in reader.model_types():
             assert reader.declare(config) == declare(config, tree(version))
+
+
+def test_a_missing_nested_configuration_gets_what_its_class_is_given() -> None:
+    """The default text model of nemo_speechlm is no plain nemotron_h: 23 Mamba layers, not the one of its default."""
+    found = read("5.24.0", model_type="nemo_speechlm")
+    assert {path.layers for path in found.fast_paths} == {23}
+    assert not found.unknowns
+    given = read("5.24.0", model_type="nemo_speechlm", text_config={"model_type": "nemotron_h"})
+    assert {path.layers for path in given.fast_paths} == {1}

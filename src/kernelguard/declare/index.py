@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from kernelguard.declare.source import ParsedModule, Source, called, dotted, literal
 
@@ -50,6 +51,8 @@ class SubConfig:
     optional: bool = False
     entry: TypeEntry | None = None
     """The fixed class."""
+    defaults: Mapping[str, Any] | None = field(default_factory=dict)
+    """What its class is given where the file has nothing; None: it is no literal."""
 
 
 class Index:
@@ -184,6 +187,7 @@ class Index:
 
     def _sub_config(self, module: ParsedModule, key: str, spec: ast.expr) -> SubConfig:
         default: object = None
+        defaults: object = {}
         optional = False
         config_class: ast.expr | None = spec
         if isinstance(spec, ast.Call) and called(spec) == "SubConfigSpec":
@@ -191,16 +195,19 @@ class Index:
             config_class = keywords.get("config_class", spec.args[0] if spec.args else None)
             default = literal(keywords.get("model_type"))
             optional = literal(keywords.get("optional")) is True
+            defaults = literal(keywords.get("init_kwargs", ast.Constant(None))) or {}
+        given = defaults if isinstance(defaults, dict) else None
         name = dotted(config_class) if config_class is not None else None
         if name is None or name == "AutoConfig":
-            return SubConfig(key, default if isinstance(default, str) else None, fixed=False, optional=optional)
+            model_type = default if isinstance(default, str) else None
+            return SubConfig(key, model_type, fixed=False, optional=optional, defaults=given)
         found = self.source.resolve(module, name)
         model_type = self.type_of_class(*found) if found else None
         entry = None
         if found is not None and model_type is not None:
             folder = found[0].file.removeprefix("models/").rpartition("/")[0]
             entry = TypeEntry(model_type, found[1], folder)
-        return SubConfig(key, model_type, fixed=True, optional=optional, entry=entry)
+        return SubConfig(key, model_type, fixed=True, optional=optional, entry=entry, defaults=given)
 
     def _defining(self, folder: str, prefix: str, class_name: str) -> ParsedModule | None:
         if (folder, prefix) not in self._classes:

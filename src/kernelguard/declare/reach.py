@@ -70,6 +70,8 @@ def _nested(
         if raw is None and declared.optional:
             continue
         raw = raw if isinstance(raw, dict) else {}
+        if sub.raw.get(declared.key) is None:
+            raw = declared.defaults or {}
         model_type = declared.model_type
         if not declared.fixed and isinstance(raw.get("model_type"), str):
             model_type = raw["model_type"]

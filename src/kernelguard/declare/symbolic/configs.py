@@ -108,8 +108,9 @@ def _make_sub_configs(machine: Machine, instance: Instance) -> None:
         module = machine.index.config_module(wanted) if wanted is not None else None
         if module is not None and wanted is not None and (value is None or isinstance(value, Table)):
             cls = machine.global_value(module, wanted.config_class)
-            if isinstance(cls, ClassValue):
-                keywords = {str(k): v for k, v in (value or {}).items()}
+            if isinstance(cls, ClassValue) and (value is not None or sub.defaults is not None):
+                given = value if value is not None else from_json(sub.defaults)
+                keywords = {str(k): v for k, v in given.items()} if isinstance(given, Table) else {}
                 inner = build_config(machine, cls, Arguments(keywords=keywords))
         instance.attributes[sub.key] = inner
 
