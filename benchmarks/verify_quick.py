@@ -39,13 +39,20 @@ def run(name: str, options: argparse.Namespace, more: list[str], *, timeout: flo
     output = options.out / f"verify-h200-27b-{name}.json"
     argv = [*VERIFY, "--warm-cache", str(options.cache), "-o", str(output), "--timeout", f"{timeout:.0f}", *more]
     began = time.monotonic()
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=timeout + 60.0)
+    code: int | None
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=timeout + 60.0)
+        code, said = done.returncode, f"{done.stdout}\n{done.stderr[-3000:]}"
+    except subprocess.TimeoutExpired as error:
+        code, said = None, str(error)
     seconds = time.monotonic() - began
-    print(f"== {name}: exit {done.returncode} after {seconds:.1f} s\n{done.stdout}\n{done.stderr[-3000:]}", flush=True)
-    found: dict[str, Any] = {"seconds": round(seconds, 1), "exit_code": done.returncode}
+    print(f"== {name}: exit {code} after {seconds:.1f} s\n{said}", flush=True)
+    # No exit code: it was stopped a minute after its own time limit.
+    found: dict[str, Any] = {"seconds": round(seconds, 1), "exit_code": code}
     if output.exists():
         verdict = json.loads(output.read_text("utf-8"))
         found["probes"] = {p["symbol"]: round(p["seconds"], 1) for p in verdict["probes"]}
+        found["phases"] = verdict["phases"]
         found["fingerprint"] = verdict["fingerprint"]
         found["trace"] = verdict["trace"]
     return found

@@ -20,6 +20,10 @@ def print_verdict(console: Console, verdict: Verdict, findings: Sequence[Finding
         line(console, Text("no kernel that the model is bound to was there to be measured"))
     for probe in verdict.probes:
         note(console, str(probe.outcome), f"{probe.symbol}: {_numbers(probe)}", width=14)
+    if verdict.trace is not None and verdict.trace.first_step_seconds is not None:
+        later = verdict.trace.step_seconds
+        text = f"first step of a new process {verdict.trace.first_step_seconds:.1f} s"
+        note(console, "step", text + (f", a later one {later:.2f} s" if later is not None else ""), width=14)
     for finding in findings:
         print_finding(console, finding)
 
@@ -42,4 +46,7 @@ def _numbers(probe: ProbeResult) -> str:
     if probe.configurations:
         measured = sum(c.state != "not-measured" for c in probe.configurations)
         texts.append(f"{measured} of {len(probe.configurations)} autotuner configurations measured")
+    others = [f"{name} {state}" for name, state in probe.backends.items() if state == "ran" or "declined" in state]
+    if others:
+        texts.append(f"handed on: {', '.join(others)}")
     return "; ".join(texts) or "no numbers at this level"
