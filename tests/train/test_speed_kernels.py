@@ -62,18 +62,54 @@ third = [slope * (numbers[0] == 3)[None, :, None] for slope in slopes]
 found["leaks"] = float(arrived[0, numbers[0] != 3].abs().max())
 print(json.dumps(found))
 """
+WHOLE = """
+import json, sys
+from pathlib import Path
+import torch
+import test_speed_layers as layers
+import tiny
+from kernelguard_train import bindings, fused, gated_delta, isolation, kernels, ranks
+from kernelguard_train.batches import packed_batch
+import transformers.models.qwen3_5.modeling_qwen3_5 as home
+
+torch.manual_seed(0)
+kernels.COLUMNS = 16
+alone = ranks.start(tiny.configured(Path("."), "train.output=unused"))
+made = layers.build(Path(sys.argv[1]), alone, "qwen3_5", "model.fused=on")
+tiny.remember(made.network)
+batch = packed_batch(tiny.samples((40, 70, 10)), 128, 0)
+value, expected = layers.gradients(made, batch)
+name = "chunk_gated_delta_rule" if hasattr(home, "chunk_gated_delta_rule") else bindings.DELTA_RULE[0]
+setattr(home, name, layers.grouped(getattr(home, name)))
+own = [m for layer in made.parts.layers for m in layer.modules() if gated_delta.suits(m)]
+assert own and all(kernels.convolution_suits(m.conv1d.weight.squeeze(1), m.key_dim) for m in own)
+for module in own:
+    gated_delta.bind(module, layers.reference_norm, gated_delta.gates, kernels.convolution, fused.project)
+made.parts.ending[-1].kernel = kernels.cross_entropy
+again, found = layers.gradients(made, batch)
+isolation.check(made.network, made.parts.embedding, tiny.VOCABULARY, alone.device)
+apart = {n: float((found[n] - g).norm() / (g.norm() + 1e-9)) for n, g in expected.items()}
+print(json.dumps({"loss": abs(again - value) / value, "names": float(found.keys() != expected.keys()), **apart}))
+"""
+
+
+def run(program: str, *arguments: str) -> dict[str, float]:
+    """What a program prints last, run with Triton's interpreter in place of its compiler."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    folders = [str(ROOT / "train"), str(ROOT / "tests/train"), *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(folders)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=environment, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, float]:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "train"), *filter(None, [environment.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    return run(PROGRAM)
 
 
 def test_values_and_gradients_are_torchs(found: dict[str, float]) -> None:
@@ -83,3 +119,11 @@ def test_values_and_gradients_are_torchs(found: dict[str, float]) -> None:
 
 def test_a_convolutions_gradient_stays_within_its_sample(found: dict[str, float]) -> None:
     assert found["leaks"] == 0
+
+
+@pytest.mark.thorough
+def test_a_whole_model_on_the_own_kernels_has_the_same_loss_and_gradients(tmp_path: Path) -> None:
+    """And no gradient crosses a sample: the program runs the trainer's own check."""
+    differences = run(WHOLE, str(tmp_path))
+    assert len(differences) > 30
+    assert {name: error for name, error in differences.items() if not error < 1e-3} == {}
