@@ -119,7 +119,7 @@ def rungs(*, packs: int, qla: bool) -> list[Rung]:
         plain = OFF | {"model.kernels": "reference"} if model == "moe" else OFF
         made.append(Rung(name=f"{model}: naive", adds="padded, SDPA, full recomputing, FSDP", kind=model, model=model,
                          settings=plain, steps=5))  # fmt: skip
-        own: dict[str, Any] = final["settings"] | {"batch.per_step": 4, "batch.tokens": 16_384}
+        own: dict[str, Any] = final["settings"] | {"batch.per_step": 4, "model.liger": "auto"}
         made.append(Rung(name=f"{model}: final", adds="all of the above, 4 packs to an update", kind=model, model=model,
                          settings=own, environment=(("FLA_FLASH_QLA", "0"),), steps=5))  # fmt: skip
     return made
