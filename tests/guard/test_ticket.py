@@ -172,11 +172,17 @@ def test_only_listed_variables_are_shown() -> None:
     assert shown_variables(environ) == {"CUDA_VISIBLE_DEVICES": "0", "RANK": "1"}
 
 
-@pytest.mark.parametrize("name", ["ticket", "attestation"])
-def test_it_runs_in_any_training_interpreter(name: str) -> None:
-    tree = ast.parse(Path(str(tickets.__file__)).with_name(f"{name}.py").read_text(), feature_version=(3, 9))
+GUARD = Path(str(tickets.__file__)).parent
+IN_RANKS = [GUARD / "ticket.py", GUARD / "attestation.py"]
+IN_RANKS += [GUARD.parent / "launch" / f"{name}.py" for name in ("supervisor", "outcome", "processes", "__init__")]
+
+
+@pytest.mark.parametrize("path", IN_RANKS, ids=lambda path: path.stem)
+def test_it_runs_in_any_training_interpreter(path: Path) -> None:
+    tree = ast.parse(path.read_text(), feature_version=(3, 9))
     imported = {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     imported |= {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
     roots = {module.partition(".")[0] for module in imported} - {"__future__"}
     assert roots - {"kernelguard"} <= set(sys.stdlib_module_names)
-    assert {m for m in imported if m.startswith("kernelguard")} <= {"kernelguard.guard.ticket"}
+    own = {m for m in imported if m.startswith("kernelguard")}
+    assert own <= {"kernelguard.guard", "kernelguard.guard.ticket", "kernelguard.launch", "kernelguard.launch.outcome"}

@@ -26,7 +26,7 @@ from kernelguard.guard.ticket import AdmissionNote, Deadlines, Document, Model, 
 from kernelguard.launch import outcome, processes, supervisor
 
 SUPERVISOR = Path(supervisor.__file__)
-LONG_S = 60.0
+LONG_S = 30.0
 """Longer than anything here may take: a test that waits for this has found a hang."""
 
 
@@ -118,15 +118,15 @@ def failed(code, number=1, host="node-b"):
 def run(tmp_path: Path) -> Iterator[Run]:
     made = Run(tmp_path)
     yield made
-    if made.process is not None:
-        if made.process.poll() is None:
-            made.process.kill()
-        # Reads and closes the pipes.
-        made.process.communicate()
+    if made.process is not None and made.process.poll() is None:
+        made.process.kill()
     left = [pid for pid in made.pids() if Path(f"/proc/{pid}").exists()]
     for pid in left:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    if made.process is not None:
+        # Reads and closes the pipes, which only what was left could still hold.
+        made.process.communicate(timeout=LONG_S)
     assert left == [], "a process was left behind"
 
 
