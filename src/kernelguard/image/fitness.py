@@ -58,6 +58,9 @@ def image_findings(
 
 def _toolchain(facts: Mapping[str, Any]) -> Iterator[Finding]:
     """Triton compiles a launcher stub for each kernel, the first time that one is called: hours in, if need be."""
+    if not facts["torch"]:
+        reason = f"{facts['executable']} has no torch: this is not the interpreter that trains, or no image to train in"
+        yield _finding("image-no-torch", Status.UNKNOWN, reason, "--python PATH names another interpreter of the image")
     if not facts["triton"]:
         return
     needs = f"triton {facts['triton']} is installed, and compiles a launcher for each kernel at run time"
@@ -113,9 +116,9 @@ def _gpu(facts: Mapping[str, Any], situation: Situation) -> Iterator[Finding]:
 def driver_finding(cuda: Version | None, driver: Version | None, drivers: Drivers, who: str) -> Iterator[Finding]:
     """Whether a driver runs what was built for this CUDA."""
     floor = drivers.floor(cuda) if cuda is not None else None
-    if cuda is None or driver is None or floor is None or driver >= floor:
+    if cuda is None or driver is None or floor is None or newest_of(driver) >= floor:
         return
-    runs = [c for c, needed in sorted(drivers.toolkit.items()) if Version(needed) <= driver]
+    runs = supported(driver, drivers)
     supports = f"supports up to CUDA {runs[-1]}" if runs else "supports no CUDA that is known"
     yield _finding(
         "image-driver-too-old",
@@ -123,6 +126,16 @@ def driver_finding(cuda: Version | None, driver: Version | None, drivers: Driver
         f"{who} wants CUDA {cuda}, which needs driver >= {drivers.floor_text(cuda)}; driver {driver} {supports}",
         f"a newer driver, or lock for the older one: kernelguard lock MODEL --target h100,driver={driver}",
     )
+
+
+def newest_of(driver: Version) -> Version:
+    """A driver that was given by its branch alone (`550`) may be any release of it."""
+    return driver if len(driver.release) > 1 else Version(f"{driver}.999")
+
+
+def supported(driver: Version, drivers: Drivers) -> list[Version]:
+    """The CUDA releases whose own driver this is, or an older one, oldest first."""
+    return [cuda for cuda, needed in sorted(drivers.toolkit.items()) if Version(needed) <= newest_of(driver)]
 
 
 def _compat(facts: Mapping[str, Any], situation: Situation) -> Iterator[Finding]:
@@ -137,7 +150,7 @@ def compat_finding(where: str, cuda: Version | None, driver: Version | None, dri
     """cuda-compat brings the libcuda of an older driver: on a newer one that is error 803."""
     floor = drivers.floor(cuda) if cuda is not None else None
     fix = "leave cuda-compat out, or take its folder out of LD_LIBRARY_PATH and /etc/ld.so.conf.d"
-    if driver is not None and floor is not None and driver < floor:
+    if driver is not None and floor is not None and newest_of(driver) < floor:
         return
     newer = driver is not None and floor is not None
     yield _finding(

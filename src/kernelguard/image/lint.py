@@ -10,7 +10,7 @@ from packaging.version import InvalidVersion, Version
 
 from kernelguard.image.context import Unfit
 from kernelguard.image.dockerfile import Instruction, Stage, chain, read_dockerfile
-from kernelguard.image.fitness import AIR, Situation, compat_finding, driver_finding
+from kernelguard.image.fitness import AIR, Situation, compat_finding, driver_finding, supported
 from kernelguard.judge.values import Finding, Status
 from kernelguard.resolve.facts import Matrix
 
@@ -29,6 +29,7 @@ _TRITON_USERS = frozenset(
 _COMPILERS = re.compile(
     r"\b(build-essential|gcc(-\d+)?|g\+\+(-\d+)?|clang(-\d+)?|gcc-c\+\+|gcc_linux-64|compilers|gxx_linux-64)(?![\w+-])"
 )
+_SYSTEM = re.compile(r"\b(apt-get|apt|aptitude|apk|dnf|microdnf|yum|zypper|conda|mamba|micromamba)\b")
 _ARCH_VARIABLES = (
     "TORCH_CUDA_ARCH_LIST",
     "FLASH_ATTN_CUDA_ARCHS",
@@ -333,7 +334,7 @@ def _compiler(line: Sequence[Stage], stages: Sequence[Stage], source: str) -> It
             if step.word != "RUN":
                 continue
             for part in re.split(r"&&|;|\|\|", step.text):
-                installs = re.search(r"\b(install|add)\b", part) and not re.search(r"\bpip3?\b|\buv\b", part)
+                installs = _SYSTEM.search(part) and re.search(r"\b(install|add)\b", part)
                 removes = re.search(r"\b(purge|remove|autoremove|del)\b", part)
                 if removes and _COMPILERS.search(part):
                     have, last = "removed", step.line
@@ -378,7 +379,7 @@ def _drivers(line: Sequence[Stage], situation: Situation, known: Matrix, source:
     required = Version(asked[1]) if asked else Version(image["cuda"]) if image else None
     driver = situation.driver
     if required is not None and driver is not None and not environment.get("NVIDIA_DISABLE_REQUIRE"):
-        newest = [c for c, needed in sorted(known.drivers.toolkit.items()) if Version(needed) <= driver]
+        newest = supported(driver, known.drivers)
         if newest and newest[-1] < required:
             yield _no(
                 "image-driver-too-old",
