@@ -89,34 +89,25 @@ def test_a_plain_loop_behind_the_wrapper(env: Interpreter, base: tickets.Ticket,
     ("script", "arguments", "wrapped"),
     [
         (scripts.TWO_LINES, (), False),
-        (scripts.TRAINER, (), True),
-        (scripts.TRAINER, ("--callback",), False),
         (scripts.SFT, (), True),
-        (scripts.SFT, ("--callback",), False),
+        # This TRL sends every signal with its packed batches.
+        (scripts.SFT, ("--packed", "--callback"), False),
     ],
-    ids=["two-lines", "trainer-wrapped", "trainer-callback", "sft-wrapped", "sft-callback"],
+    ids=["two-lines", "sft-wrapped", "sft-callback-packed"],
 )
-def test_a_script_trains_on_and_nothing_is_left(
+def test_a_script_trains_on(
     script: str, arguments: tuple[str, ...], wrapped: bool, env: Interpreter, tmp_path: Path
 ) -> None:
     done = run(env, tmp_path, script, *arguments, wrapped=wrapped)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "trained" in done.stdout
     assert "after step 1 nothing is wrong with the model (causal_conv1d_fn: package" in done.stderr
-    assert "left 0" in done.stdout or "left" not in done.stdout
 
 
 @pytest.mark.observed
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("script", "arguments", "wrapped"),
-    [(scripts.TWO_LINES, (), False), (scripts.TRAINER, (), True), (scripts.SFT, ("--callback",), False)],
-    ids=["two-lines", "trainer-wrapped", "sft-callback"],
-)
-def test_a_script_without_the_kernels_does_not_train(
-    script: str, arguments: tuple[str, ...], wrapped: bool, bare: Interpreter, tmp_path: Path
-) -> None:
-    done = run(bare, tmp_path, script, *arguments, wrapped=wrapped)
+def test_a_trainer_without_the_kernels_does_not_train(bare: Interpreter, tmp_path: Path) -> None:
+    done = run(bare, tmp_path, scripts.TRAINER, wrapped=True)
     assert done.returncode == 78, done.stderr[-3000:]
     assert "trained" not in done.stdout
     assert "causal_conv1d_fn runs its PyTorch fallback" in done.stderr
@@ -124,9 +115,18 @@ def test_a_script_without_the_kernels_does_not_train(
 
 @pytest.mark.observed
 @pytest.mark.thorough
-def test_trl_packs_without_the_signals_that_this_model_needs(env: Interpreter, tmp_path: Path) -> None:
-    """TRL sends positions only: attention keeps samples apart, the recurrent layers do not."""
-    done = run(env, tmp_path, scripts.SFT, "--packed", "--callback", wrapped=False)
+def test_trl_with_a_collator_that_sends_positions_only(env: Interpreter, tmp_path: Path) -> None:
+    """As TRL's own did until it learned of recurrent layers: attention keeps samples apart, they do not."""
+    script = scripts.SFT.replace(
+        "trainer.train()\n",
+        "inner = trainer.data_collator\n"
+        "def positions_only(rows):\n"
+        "    batch = inner(rows)\n"
+        "    return {n: v for n, v in batch.items() if n in ('input_ids', 'labels', 'position_ids')}\n"
+        "trainer.data_collator = positions_only\n"
+        "trainer.train()\n",
+    )
+    done = run(env, tmp_path, script, "--packed", "--callback", wrapped=False)
     assert done.returncode == 78, done.stderr[-3000:]
     assert "the recurrent layers are not given seq_idx and cu_seq_lens_q" in done.stderr
     assert "trained" not in done.stdout
@@ -143,6 +143,8 @@ def test_the_attestation_lies_beside_checkpoints_and_is_compared(
     place = tmp_path / "out" / "checkpoint-1" / NAME
     document = json.loads(place.read_text())
     assert document["stage"] == "step 1"
+    # Of the guard nothing is left in the model or the optimizers.
+    assert "trained 2\nleft 0\n" in first.stdout
     # The same machine with another fla, as it was when the checkpoint was written.
     document["fields"]["version of fla-core"] = "0.5.1"
     place.write_text(json.dumps(document))
@@ -161,19 +163,16 @@ def test_one_rank_builds_its_model_with_another_attention(
     """Public failure G01: no rank is wrong by itself, and nothing that is installed differs."""
     script = scripts.PLAIN.replace(
         "model.train()\n",
-        "import os, time\n"
-        "if os.environ['RANK'] == '1':\n"
-        "    model.set_attn_implementation('eager')\n"
-        "    time.sleep(3)\n"
-        "model.train()\n",
+        "import os\nif os.environ['RANK'] == '1':\n    model.set_attn_implementation('eager')\nmodel.train()\n",
     )
     ticket = replace(base, run_dir=str(tmp_path / "run"))
     ended = group.run_group(env, ticket, tmp_path, script=script)
-    assert ended.codes[1] == 78, ended.err
-    said = "rank 1 has attn_implementation of Qwen3_5ForCausalLM eager, rank 0 has sdpa"
-    assert said in ended.ranks[1].err
+    # Whichever comes second sees both.
+    assert 78 in ended.codes.values(), ended.err
     assert ended.outcome["phase"] == "training"
-    assert said in ended.outcome["summary"]
+    place = "attn_implementation of Qwen3_5ForCausalLM"
+    said = (f"rank 1 has {place} eager, rank 0 has sdpa", f"rank 0 has {place} sdpa, rank 1 has eager")
+    assert any(words in ended.outcome["summary"] for words in said)
 
 
 def test_the_wrapper_says_how_it_is_used(tmp_path: Path) -> None:

@@ -100,36 +100,17 @@ def test_a_rank_without_the_package(env: Interpreter, base: tickets.Ticket, tmp_
 
 
 @pytest.mark.thorough
-def test_ranks_are_compared_with_each_other_where_nothing_was_verified(env: Interpreter, tmp_path: Path) -> None:
-    front = group.write(tmp_path / "front", Packages.another_fla())
-    ended = group.run_group(env, None, tmp_path, world=3, variables={2: {"PYTHONPATH": str(front)}})
-    assert set(ended.codes.values()) == {78}, ended.err
-    assert "rank 2: version of fla-core is 0.5.1, 0.6.0 elsewhere" in ended.ranks[0].err
-    # Nobody asked for files.
-    assert not ended.run_dir.exists()
-
-
-@pytest.mark.thorough
-def test_wrong_numbers_everywhere_are_no_nodes_fault(env: Interpreter, base: tickets.Ticket, tmp_path: Path) -> None:
-    ticket = replace(base, run_dir=str(tmp_path / "run"), probes=(group.CONVOLUTION,))
-    both = {rank: {"FAULT": "wrong"} for rank in (0, 1)}
-    ended = group.run_group(env, ticket, tmp_path, variables=both)
-    assert ended.codes == {0: 78, 1: 78}, ended.err
-    assert ended.outcome["nodes_at_fault"] == []
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("absent", [1, 0])
 def test_a_rank_that_never_starts(absent: int, env: Interpreter, base: tickets.Ticket, tmp_path: Path) -> None:
     limits = replace(group.QUICK, rendezvous_s=25.0, fingerprint_s=30.0, probe_s=5.0)
     ticket = replace(base, run_dir=str(tmp_path / "run"), deadlines=limits)
-    ended = group.run_group(env, ticket, tmp_path, world=3, starting=[r for r in range(3) if r != absent])
+    ended = group.run_group(env, ticket, tmp_path, world=2, starting=[1 - absent])
     assert set(ended.codes.values()) == {75}, ended.err
     told = " ".join([ended.outcome["summary"], *ended.outcome["causes"]])
     assert (f"rank {absent}" if absent else "127.0.0.1") in told
     assert ended.seconds < limits.total_s + SLACK_S
     if absent:
-        assert [row["state"] for row in ended.outcome["ranks"]] == ["ok", "missing", "ok"]
+        assert [row["state"] for row in ended.outcome["ranks"]] == ["ok", "missing"]
         assert ended.outcome["nodes_at_fault"] == ["node 1"]
 
 
@@ -180,16 +161,13 @@ def test_a_disk_that_cannot_be_written_changes_no_verdict(
 ) -> None:
     # Not even root can make a folder there.
     ticket = replace(base, run_dir="/proc/kernelguard/run")
-    good = group.run_group(env, ticket, tmp_path / "good")
-    assert good.codes == {0: 0, 1: 0}, good.err
     front = group.write(tmp_path / "front", Packages.another_fla())
     bad = group.run_group(env, ticket, tmp_path / "bad", variables={1: {"PYTHONPATH": str(front)}})
     assert bad.codes == {0: 78, 1: 78}, bad.err
-    for ended, code in ((good, 0), (bad, 78)):
-        for rank in ended.ranks.values():
-            lines = [line for line in rank.err.splitlines() if line.startswith(tickets.OUTCOME_LINE)]
-            assert [json.loads(line[len(tickets.OUTCOME_LINE) :])["code"] for line in lines] == [code]
-            assert "/proc/kernelguard/run/outcome.json cannot be written" in rank.err
+    for rank in bad.ranks.values():
+        lines = [line for line in rank.err.splitlines() if line.startswith(tickets.OUTCOME_LINE)]
+        assert [json.loads(line[len(tickets.OUTCOME_LINE) :])["code"] for line in lines] == [78]
+        assert "/proc/kernelguard/run/outcome.json cannot be written" in rank.err
 
 
 @pytest.mark.thorough
@@ -243,6 +221,6 @@ def test_without_torchrun_the_training_meets_at_the_same_address(
         "dist.destroy_process_group()\n"
     )
     ticket = replace(base, run_dir=str(tmp_path / "run"))
-    ended = group.run_group(env, ticket, tmp_path, world=3, script=script)
-    assert ended.codes == {0: 0, 1: 0, 2: 0}, ended.err
-    assert [rank.out for rank in ended.ranks.values()] == ["sum 3\n"] * 3
+    ended = group.run_group(env, ticket, tmp_path, script=script)
+    assert ended.codes == {0: 0, 1: 0}, ended.err
+    assert [rank.out for rank in ended.ranks.values()] == ["sum 2\n"] * 2
