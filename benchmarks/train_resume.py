@@ -161,7 +161,8 @@ def reloaded(output: Path, losses: list[float]) -> dict[str, Any]:
         "checkpoint": newest.name,
         "dtype": "bfloat16",
         "tensors": len(saved),
-        "tensors_that_differ": wrong,
+        "tensors_that_differ": len(wrong),
+        "first_that_differ": wrong[:3],
         "loss_of_a_chat": loss,
         "passed": not wrong and loss < losses[0],
     }
@@ -216,7 +217,10 @@ def main() -> int:
         whole = beside.submit(uninterrupted)
         going = start("resumed", options.ranks, *saving, "train.steps=99")
         kill = killed(going, work / "resumed", work / "killed.log", options.ranks)
-        run(start("resumed", options.resumed_ranks or options.ranks, *saving), work / "resumed.log")
+        run(
+            start("resumed", options.resumed_ranks or options.ranks, *saving, "checkpoint.at_end=true"),
+            work / "resumed.log",
+        )
         whole.result()
     log = (work / "resumed.log").read_text()
     resumed_at = re.search(r"resumed at step (\d+)", log)
