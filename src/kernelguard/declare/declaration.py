@@ -207,7 +207,9 @@ def unconsumed(
     """What looks like a fast path in reached code, but was understood by no mechanism."""
     marked = memo_of(module, "marked", lambda: list(_marked(module)))
     imported = memo_of(module, "imported", lambda: list(_imported(module)))
-    left = [(n, line) for n, line in marked if not {(n, line), (n, 0)} & consumed]
+    # A flag of the module that nothing reached asks for is another model's.
+    others = {name for name in module.assignments if name not in reached}
+    left = [(n, line) for n, line in marked if n not in others and not {(n, line), (n, 0)} & consumed]
     left_imports = [(n, line) for n, line in imported if n in packages and not {(n, line), (n, 0)} & consumed]
     if left or left_imports:
         lines = _reached_lines(module, reached)
