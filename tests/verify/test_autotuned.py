@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import triton_env
@@ -17,13 +20,22 @@ from kernelguard.verify.values import Outcome, ProbeResult
 pytestmark = [pytest.mark.observed, pytest.mark.thorough]
 
 
-def probe(folder: Path, text: str, *, force: bool = True, shards: int = 1) -> ProbeResult:
+SHORT = Case(name="short", lengths=(5, 3), shape={"size": 33}, repeats=2)
+
+
+def probe(
+    folder: Path, text: str, *, force: bool = True, shards: int = 1, cases: tuple[Case, ...] = (SHORT,)
+) -> ProbeResult:
     base = triton_env.triton_base()
     env = observed.make_venv(folder, sees=(base.site, observed.torch_base().site))
     (env.site / "kernels.py").write_text(text)
-    case = Case(name="short", lengths=(5, 3), shape={"size": 33}, force=force, repeats=2)
     request = ProbeRequest(
-        symbol="swiglu", package="kernels", module="kernels", op="swiglu", dtype="float32", cases=(case,)
+        symbol="swiglu",
+        package="kernels",
+        module="kernels",
+        op="swiglu",
+        dtype="float32",
+        cases=tuple(replace(case, force=force) for case in cases),
     )
     return run_probe(
         str(env.python),
@@ -38,17 +50,17 @@ def probe(folder: Path, text: str, *, force: bool = True, shards: int = 1) -> Pr
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ProbeResult]:
     folder = tmp_path_factory.mktemp("autotuned")
-    jobs = {
-        "right": (triton_env.RIGHT, True, 2),
-        "one wrong": (triton_env.ONE_WRONG, True, 1),
-        "crashes": (triton_env.CRASHES, True, 1),
-        "not forced": (triton_env.RIGHT, False, 1),
+    # The second case has the first one's tuning key (as many numbers), the third another.
+    several = (SHORT, replace(SHORT, name="same key", lengths=(8,)), replace(SHORT, name="longer", lengths=(9,)))
+    jobs: dict[str, tuple[str, dict[str, Any]]] = {
+        "right": (triton_env.RIGHT, {"shards": 2}),
+        "one wrong": (triton_env.ONE_WRONG, {}),
+        "crashes": (triton_env.CRASHES, {}),
+        "not forced": (triton_env.RIGHT, {"force": False}),
+        "several": (triton_env.RIGHT, {"cases": several}),
     }
     with ThreadPoolExecutor(2) as pool:
-        done = {
-            name: pool.submit(probe, folder / name, text, force=force, shards=shards)
-            for name, (text, force, shards) in jobs.items()
-        }
+        done = {name: pool.submit(probe, folder / name, text, **options) for name, (text, options) in jobs.items()}
     return {name: job.result() for name, job in done.items()}
 
 
@@ -96,3 +108,17 @@ def test_what_was_not_measured_is_said(results: dict[str, ProbeResult]) -> None:
     assert result.outcome is Outcome.RIGHT
     assert len(result.unmeasured_configurations) == 10
     assert {c.state for c in result.configurations if c.picked} == {"right"}
+
+
+def test_a_later_case_is_swept_for_what_is_new_in_it_alone(results: dict[str, ProbeResult]) -> None:
+    result = results["several"]
+    assert result.outcome is Outcome.RIGHT, result
+    assert {c.state for c in result.configurations} == {"right"}
+    measured = Counter((c.kernel, c.case) for c in result.configurations)
+    assert measured == {
+        ("swiglu_fwd_kernel", "short"): 6,
+        ("swiglu_bwd_kernel", "short"): 6,
+        ("swiglu_fwd_kernel", "longer"): 6,
+        ("swiglu_bwd_kernel", "longer"): 6,
+    }
+    assert {c.name for c in result.cases if c.outcome is Outcome.RIGHT} == {"short", "same key", "longer"}

@@ -92,7 +92,11 @@ def test_the_runs_own_choices_bring_kernels_in(tmp_path: Path) -> None:
     }  # fmt: skip
     eager = by_symbol(plan(declaration, Intent(experts_implementation="eager", attn_implementation="some-hub/attn")))
     assert "grouped_mm" not in eager
-    assert eager["some-hub/attn"].op == ""
+    assert (eager["some-hub/attn"].op, eager["some-hub/attn"].hub_attention) == ("flash_varlen", "some-hub/attn")
+    flex = by_symbol(plan(declaration, Intent(attn_implementation="flex_attention")))
+    assert flex["flex_attention"].op == "flex"
+    unknown = by_symbol(plan(declaration, Intent(attn_implementation="of-my-own")))
+    assert unknown["of-my-own"].op == ""
 
 
 def test_what_the_configuration_does_not_tell_has_no_probe(tmp_path: Path) -> None:
@@ -108,6 +112,12 @@ def test_decoding_probes_the_one_token_kernels_and_expects_no_backward(tmp_path:
     assert not one.trains
     assert one.cases[0].lengths == (1,)
     assert one.cases[0].state
+    step = found["causal_conv1d_update"]
+    assert (step.op, step.backward, step.trains) == ("causal_conv1d_update", False, False)
+    for raw, shape in ((configs.MAMBA2, {"heads": 8}), (configs.JAMBA, {"channels": 128})):
+        update = by_symbol(plan(declared(tmp_path, raw), Intent(phase=Phase.DECODING)))["selective_state_update"]
+        assert (update.op, update.backward) == ("state_update", False)
+        assert shape.items() <= dict(update.cases[0].shape).items()
 
 
 def test_the_digest_of_shapes_changes_with_them_and_not_with_their_order(tmp_path: Path) -> None:

@@ -102,6 +102,40 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ProbeResult]:
     return probe_many(env.python, REQUESTS, env.prefix)
 
 
+# What transformers' loader of hub attention hands out, or does not.
+HUB = """
+import types, right
+
+def load_and_register_attn_kernel(name):
+    if name.endswith("/absent"):
+        raise ValueError(f"An error occurred while trying to load from '{name}'")
+    if name.endswith("/own-way"):
+        return types.SimpleNamespace(flash_attn_forward=None)
+    return right
+"""
+HUB_REQUESTS = {
+    name.partition("/")[2]: ProbeRequest(
+        symbol=name, package="kernels", module="hub_kernels", op="flash_varlen", cases=REQUESTS["flash-varlen"].cases,
+        hub_attention=name,
+    )
+    for name in ("org/flash-attn2", "org/own-way", "org/absent")
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ProbeResult]:
+    env = observed.environment(tmp_path_factory.mktemp("hub"), None, {"right.py": RIGHT, "hub_kernels.py": HUB})
+    return probe_many(env.python, HUB_REQUESTS, env.prefix)
+
+
+def test_hub_attention_is_what_transformers_loads(hub: dict[str, ProbeResult]) -> None:
+    found = hub["flash-attn2"]
+    assert (found.outcome, found.target) == (Outcome.RIGHT, "org/flash-attn2.flash_attn_varlen_func")
+    assert hub["absent"].outcome is Outcome.RAISED
+    assert "An error occurred while trying to load" in hub["absent"].reason
+    assert hub["own-way"].outcome is Outcome.REFERENCE, "no fault of the kernel that it cannot be called from here"
+
+
 @pytest.fixture(scope="module")
 def spoilt(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ProbeResult]:
     files, requests = {}, {}

@@ -154,6 +154,11 @@ def _own(
 def _attention(raw: Mapping[str, Any], intent: Intent, length: int) -> ProbeRequest:
     """Attention as the model would run it; torch's own when nothing else was asked for."""
     name = intent.attn_implementation or "sdpa"
+    if name not in _ATTENTION and "/" in name:
+        place = ("kernels", "transformers.integrations.hub_kernels", name)
+        kernel = _Kernel(op="flash_varlen", shape=_heads)
+        request = _own(place, kernel, raw, replace(intent, packed=True), length)
+        return replace(request, cases=tuple(_alone(request.cases, length)), hub_attention=name)
     if name not in _ATTENTION:
         return ProbeRequest(symbol=name, package="attention", module="", op="", dtype=intent.dtype)
     package, module, symbol, op = _ATTENTION[name]
@@ -176,7 +181,10 @@ _ATTENTION: Mapping[str, tuple[str, str, str, str]] = {
     "flash_attention_3": ("flash_attn_interface", "flash_attn_interface", "flash_attn_varlen_func", "flash_varlen"),
     "flash_attention_4": ("flash_attn", "flash_attn.cute", "flash_attn_varlen_func", "flash_varlen"),
 }
-"""By attention implementation: package, module, symbol, operation. Others have no probe."""
+"""By attention implementation: package, module, symbol, operation.
+
+A hub repository is loaded by transformers itself; others have no probe.
+"""
 
 
 def _first(raw: Mapping[str, Any], names: Sequence[str]) -> Any:

@@ -56,6 +56,8 @@ class ProbeRequest:
     """Ask for gradients; False for kernels that only decode and update their state in place."""
     cases: tuple[Case, ...] = ()
     layers: int | None = None
+    hub_attention: str = ""
+    """A hub repository: the function is what transformers' own loader makes of this attention implementation."""
 
     def quick(self) -> dict[str, Any]:
         """The same about the shortest inputs, as `workers/probe.py` reads it: for a look before each launch.
@@ -73,6 +75,7 @@ class ProbeRequest:
             "package": self.package,
             "module": self.module,
             "symbol": self.symbol,
+            "hub_attention": self.hub_attention,
             "op": self.op,
             "dtype": self.dtype,
             "backward": self.backward,

@@ -104,6 +104,8 @@ def _function(request: dict[str, Any], out: Any) -> Any:
         missing = getattr(error, "name", "") if isinstance(error, ModuleNotFoundError) else ""
         out.error("import", error, missing=missing or "")
         return None
+    if request.get("hub_attention"):
+        return _hub_attention(module, request["hub_attention"], out)
     function: Any = module
     for part in request["symbol"].split("."):
         function = getattr(function, part, None)
@@ -127,6 +129,24 @@ def _function(request: dict[str, Any], out: Any) -> Any:
         file=code.co_filename if code is not None else str(getattr(module, "__file__", "") or ""),
         triton=_version("triton"),
     )
+    return function
+
+
+def _hub_attention(module: Any, name: str, out: Any) -> Any:
+    """The function that transformers calls for this attention implementation, loaded by its own code."""
+    out.stage(f"load {name}")
+    try:
+        kernel = module.load_and_register_attn_kernel(name)
+    except BaseException as error:
+        out.error("import", error, missing="")
+        return None
+    function = getattr(kernel, "flash_attn_varlen_func", None)
+    if function is None:
+        # Older ones keep the module to themselves, and some kernels are called in a way of their own.
+        why = f"transformers hands out no flash_attn_varlen_func for {name}, so it cannot be called from here"
+        out.write("error", where="reference", type="LookupError", sort="", missing="", at="", text=why)
+        return None
+    out.write("target", target=f"{name}.flash_attn_varlen_func", file=str(getattr(kernel, "__file__", "")), triton="")
     return function
 
 
