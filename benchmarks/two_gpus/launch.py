@@ -41,6 +41,9 @@ def main() -> int:
     )
     parser.add_argument("--no-packed", action="store_true", help="instead: a run that does not pack")
     parser.add_argument("--verify-seconds", type=float, default=480.0)
+    parser.add_argument(
+        "--accept-unmeasured", action="append", default=[], help="admit this kernel where verify ran out of time"
+    )
     parser.add_argument("--only", default="verify,lock,train,changed", help="the steps to do")
     parser.add_argument("script", nargs="+")
     given = parser.parse_args()
@@ -116,6 +119,8 @@ class Bench:
         flags += ["--model", self.given.model]
         if self.given.warm_cache is not None:
             flags += ["--warm-cache", self.given.warm_cache]
+        for kernel in self.given.accept_unmeasured:
+            flags += ["--accept-unmeasured", kernel]
         if self.given.level != "gpu":
             flags += ["--test-only-accept-level", self.given.level]
         self._step(name, "launch", self.lock_file, *flags, "--", *self.given.script, expect=expect, **environ)
