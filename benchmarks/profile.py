@@ -103,7 +103,15 @@ def main() -> None:
                 print(row)
                 results.append(row)
     if options.json:
-        document = {"schema": 1, "kind": "profile-reading", "rows": results, "python": sys.version.split()[0]}
+        document = {
+            "schema": 1,
+            "kind": "profile-reading",
+            "what": "one recorded step of an H200 repeated to the size; wall seconds are of a two-core machine that ran "
+            "much else, so CPU seconds tell more",
+            "command": "python benchmarks/profile.py --hta PYTHON --json benchmarks/results/profile.json",
+            "versions": {"python": sys.version.split()[0], "HolisticTraceAnalysis": "0.5.0"},
+            "rows": results,
+        }
         options.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
