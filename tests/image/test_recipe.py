@@ -359,3 +359,17 @@ def test_what_a_lock_says_is_to_be_verified(tmp_path: Path) -> None:
 
 def test_quoted_labels() -> None:
     assert quoted('a "b" $C \\') == '"a \\"b\\" \\$C \\\\"'
+
+
+def test_every_code_is_documented() -> None:
+    codes: set[str] = set()
+    for path in (package() / "image").glob("*.py"):
+        codes |= set(re.findall(r'"(image-[a-z-]+)"', path.read_text()))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"_open", "Finding"}:
+                values = [k.value for k in node.keywords if k.arg == "code"] or node.args[:1]
+                codes |= {str(v.value) for v in values if isinstance(v, ast.Constant)}
+    assert len(codes) > 20
+    text = (package().parent.parent / "docs" / "image.md").read_text()
+    findings = (package().parent.parent / "docs" / "findings.md").read_text()
+    assert {code for code in codes if f"`{code}`" not in text + findings} == set()
