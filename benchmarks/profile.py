@@ -81,6 +81,14 @@ def measure(python: str, body: str, path: Path) -> dict[str, object]:
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
+def version_of_hta(python: str | None) -> str | None:
+    """Of the distribution in that interpreter; None: it was not asked for."""
+    if python is None:
+        return None
+    code = "import importlib.metadata; print(importlib.metadata.version('HolisticTraceAnalysis'))"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, nargs="+", default=[100, 500, 2000])
@@ -106,10 +114,10 @@ def main() -> None:
         document = {
             "schema": 1,
             "kind": "profile-reading",
-            "what": "one recorded step of an H200 repeated to the size; wall seconds are of a two-core machine that ran "
-            "much else, so CPU seconds tell more",
+            "what": "one recorded step of an H200 repeated to the size; wall seconds are of a two-core machine that "
+            "ran much else, so CPU seconds tell more",
             "command": "python benchmarks/profile.py --hta PYTHON --json benchmarks/results/profile.json",
-            "versions": {"python": sys.version.split()[0], "HolisticTraceAnalysis": "0.5.0"},
+            "versions": {"python": sys.version.split()[0], "HolisticTraceAnalysis": version_of_hta(options.hta)},
             "rows": results,
         }
         options.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
