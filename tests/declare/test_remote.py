@@ -346,3 +346,16 @@ def test_any_code_of_a_checkpoint_gives_a_report_and_never_a_pass(
     said = list(judge_remote(found, Intent(trust_remote_code=True)))
     assert {f.status for f in said} & {Status.UNKNOWN, Status.FAIL}
     assert all(f.reason and f.code for f in said)
+
+
+def test_a_person_is_not_told_that_unread_code_needs_nothing(tmp_path: Path) -> None:
+    from command import Command
+
+    model = folder(tmp_path)
+    said = Command("check", model, "--target", "h100", "--transformers", str(READER.tree.root))
+    assert said.code == 3
+    assert "needs no fused kernel" not in said.out
+    refused = Command(
+        "check", model, "--target", "h100", "--transformers", str(READER.tree.root), "--no-trust-remote-code"
+    )
+    assert (refused.code, "--trust-remote-code reads it" in refused.err) == (3, True)

@@ -101,7 +101,7 @@ def unknown_type(config: ModelConfig, index: Index) -> KernelguardError:
     if config.remote_code:
         return UndeterminedError(
             f"{what}: it comes with code of its own ({shown(config.remote_code[0])}), which was not read.",
-            hint="read that code yourself, or wait for a transformers release that has the model",
+            hint="it is only loaded with trust_remote_code=True; kernelguard check --trust-remote-code reads it",
         )
     near = index.nearest(config.model_type)
     return InputError(

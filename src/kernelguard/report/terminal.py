@@ -32,7 +32,16 @@ def print_check(console: Console, check: Check) -> None:
     for path in check.assessment.fast_paths:
         _print_path(console, path)
     if not check.assessment.fast_paths:
-        line(console, Text("This run needs no fused kernel that transformers would fall back from."))
+        remote = check.declaration.remote
+        is_foreign = remote is not None and remote.runs
+        line(
+            console,
+            Text(
+                "Which fused kernels the checkpoint's own code needs is not known."
+                if is_foreign
+                else "This run needs no fused kernel that transformers would fall back from."
+            ),
+        )
     for finding in check.assessment.findings:
         if finding.fast_path is None:
             print_finding(console, finding)
