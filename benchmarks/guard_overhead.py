@@ -3,7 +3,8 @@
 python benchmarks/guard_overhead.py [--steps 150] [--pairs 3] [--json benchmarks/results/guard-overhead.json]
 
 A tiny Qwen3.5 on the CPU with working crafted kernels: its steps take milliseconds, so that a hook that stayed would
-show. Step 1 is traced, and that it is slower is shown as it is.
+show. CPU time, as the machine may do other things; and, exactly, how many functions Python calls in a later step.
+Step 1 is traced, and that it is slower is shown as it is.
 """
 
 from __future__ import annotations
@@ -37,25 +38,35 @@ model.train()
 ids = torch.randint(2, 64, (1, 12))
 seconds = []
 for step in range(int(sys.argv[1])):
-    began = time.perf_counter()
+    began = time.process_time()
     loss = model(input_ids=ids, labels=ids).loss
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    seconds.append(time.perf_counter() - began)
-print(json.dumps(seconds))
+    seconds.append(time.process_time() - began)
+
+calls = 0
+def count(frame, event, argument):
+    global calls
+    calls += event in ("call", "c_call")
+sys.setprofile(count)
+model(input_ids=ids, labels=ids).loss.backward()
+optimizer.step()
+optimizer.zero_grad()
+sys.setprofile(None)
+print(json.dumps([seconds, calls]))
 """
 )
 
 
-def measure(python: Path, folder: Path, steps: int, *, guarded: bool) -> list[float]:
-    """Seconds of every step of one process."""
+def measure(python: Path, folder: Path, steps: int, *, guarded: bool) -> tuple[list[float], int]:
+    """CPU seconds of every step of one process, and the calls of one more."""
     guard = ["-m", "kernelguard.guard", "--"] if guarded else []
     argv = [str(python), *guard, "timed.py", str(steps)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(argv, cwd=folder, env=environ, capture_output=True, text=True, check=True)
-    found: list[float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    seconds, calls = json.loads(done.stdout.splitlines()[-1])
+    return seconds, calls
 
 
 def main() -> None:
@@ -69,9 +80,12 @@ def main() -> None:
         env = group.make_interpreter(folder / "env", "5.24.0", packages.working())
         (folder / "timed.py").write_text(_TIMED)
         runs: dict[bool, list[list[float]]] = {False: [], True: []}
+        calls: dict[bool, set[int]] = {False: set(), True: set()}
         for number in range(options.pairs):
             for guarded in (number % 2 == 0, number % 2 == 1):
-                runs[guarded].append(measure(env.python, folder, options.steps, guarded=guarded))
+                seconds, count = measure(env.python, folder, options.steps, guarded=guarded)
+                runs[guarded].append(seconds)
+                calls[guarded].add(count)
     # The first step warms up, the second one still finds hooks on its way out.
     medians = {guarded: [statistics.median(run[2:]) for run in found] for guarded, found in runs.items()}
     without, with_guard = statistics.median(medians[False]), statistics.median(medians[True])
@@ -79,6 +93,8 @@ def main() -> None:
     result = {
         "steps": options.steps,
         "pairs": options.pairs,
+        "function_calls_per_step_without": sorted(calls[False]),
+        "function_calls_per_step_with": sorted(calls[True]),
         "median_step_ms_without": round(without * 1e3, 3),
         "median_step_ms_with": round(with_guard * 1e3, 3),
         "difference_ms": round((with_guard - without) * 1e3, 3),

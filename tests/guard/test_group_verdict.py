@@ -118,7 +118,9 @@ def test_ranks_that_are_not_there_are_named() -> None:
         ({"capability": (9, 0)}, {}, {}, 0),
         # The same in all ranks: another node of this kind changes nothing.
         ({"capability": (10, 0)}, {}, {}, 78),
-        ({"driver": "590.1", "driver_floor": "580"}, {}, {}, 0),
+        ({"driver": "580.10", "driver_floor": "570.1"}, {}, {}, 0),
+        # Of an older branch than the verdict's, and above the floor.
+        ({"driver": "590.1", "driver_floor": "570.1"}, {}, {}, 78),
         ({"driver_floor": "590.10"}, {}, {}, 78),
         ({"distributions": {"fla-core": tickets.ExpectedDistribution(version="0.6.0")}}, {}, {}, 0),
         ({"distributions": {"fla-core": tickets.ExpectedDistribution(version="0.6.1")}}, {}, {}, 78),

@@ -131,7 +131,7 @@ def _differences(
                 values.setdefault(value, []).append(rank)
         right = _right(name, values, expected)
         if name == "driver":
-            values = {v: r for v, r in values.items() if ticket is not None and _below(v, ticket.expected.driver_floor)}
+            values = {v: r for v, r in values.items() if _too_old(v, ticket)}
             right = ""
         if not values or set(values) <= {right}:
             continue
@@ -150,13 +150,27 @@ def _differences(
             why = dict.fromkeys(reports[rank].causes.get(name, "") for rank in ranks)
             reason = "; ".join(w for w in why if w)
             if name == "driver" and ticket is not None:
-                should = f", at least {ticket.expected.driver_floor} is needed"
+                should = f", at least {_lowest_driver(ticket)} is needed"
             elif name in expected:
                 should = f", {right} was verified"
             else:
                 should = f", {right} elsewhere" if right else ""
             causes.append(f"{ranks_text(tuple(ranks))}: {name} is {value}{should}" + (f": {reason}" if reason else ""))
     return table, software, hardware, causes
+
+
+def _lowest_driver(ticket: Ticket | None) -> str:
+    """The floor of the CUDA runtime, or the branch of the verdict's driver unless an older one was accepted."""
+    if ticket is None:
+        return ""
+    floor, branch = ticket.expected.driver_floor, ticket.expected.driver.partition(".")[0]
+    if not branch or "accept-older-driver-branch" in ticket.admission.overrides or _below(branch, floor):
+        return floor
+    return branch
+
+
+def _too_old(driver: str, ticket: Ticket | None) -> bool:
+    return _below(driver, _lowest_driver(ticket))
 
 
 def _below(driver: str, floor: str) -> bool:
