@@ -214,4 +214,4 @@ def _bind_swiglu(module: nn.Module, function: Any, elementwise: Elementwise, qua
         )
         return output
 
-    module.forward = types.MethodType(forward, module)  # type: ignore[method-assign]
+    module.forward = types.MethodType(forward, module)

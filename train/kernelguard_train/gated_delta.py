@@ -94,10 +94,10 @@ def _through(module: Any, home: Any) -> Convolution:
     """The convolution that `bindings` bound, in the shape of the trainer's own."""
 
     def convolve(mixed: torch.Tensor, weight: torch.Tensor, numbers: torch.Tensor, key: int, **kwargs: Any) -> Any:
-        mixed = home.causal_conv1d_fn(
+        made: Any = home.causal_conv1d_fn(
             mixed.transpose(1, 2), weight, None, activation=module.activation, seq_idx=numbers, **kwargs
         )
-        return mixed.transpose(1, 2).split([key, key, module.value_dim], dim=-1)
+        return made.transpose(1, 2).split([key, key, module.value_dim], dim=-1)
 
     return convolve
 
@@ -149,13 +149,14 @@ def bind(
         result: torch.Tensor = self.out_proj(output.reshape(*shape, -1))
         return result
 
-    module.forward = types.MethodType(forward, module)  # type: ignore[method-assign]
+    module.forward = types.MethodType(forward, module)
 
 
 def compile_rotation(model: nn.Module, *, dynamic: bool) -> bool:
     """Compiles the rotary embedding of the model's module, where it is the kind that `rotate` is."""
     done = False
-    for home in {sys.modules[type(part).__module__] for part in model.modules()}:
+    homes: set[Any] = {sys.modules[type(part).__module__] for part in model.modules()}
+    for home in homes:
         if home.__name__.startswith("transformers.models.qwen3") and hasattr(home, "apply_rotary_pos_emb"):
             home.apply_rotary_pos_emb = torch.compile(rotate, dynamic=dynamic)
             done = True

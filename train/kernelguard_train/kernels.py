@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
 from torch.autograd import Function
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _cross_entropy(logits, targets, losses, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, N803
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * size
@@ -60,7 +60,7 @@ def _before(x, numbers, row, step, length, mine, channels, width):  # type: igno
     return tl.load(x + place, mask=(inside & same)[:, None], other=0.0).to(tl.float32)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _convolve(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0917
     x, weight, numbers, first, second, third, length, key, width,  # noqa: ANN001
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,  # noqa: N803
@@ -84,7 +84,7 @@ def _convolve(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0917
     tl.store(target + place, y.to(x.dtype.element_ty), mask=(row < length)[:, None])
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _convolve_slopes(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0917
     x, weight, numbers, first, second, third, slopes, to_weight, length, key, width,  # noqa: ANN001
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,  # noqa: N803
@@ -123,7 +123,7 @@ def _convolve_slopes(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0917
     tl.store(part + 3 * width, tl.sum(slope * x0, axis=0))
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _convolve_back(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0917
     slopes, weight, numbers, to_x, length, width,  # noqa: ANN001
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,  # noqa: N803

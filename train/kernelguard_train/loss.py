@@ -65,7 +65,8 @@ class _LinearCrossEntropy(Function):
         def scaled(gradient: torch.Tensor) -> torch.Tensor:
             # A Python number is multiplied in float32. As a bf16 tensor 1/n would be off by up to 2^-9, and so every
             # gradient behind it, but not those that are summed in float32.
-            return (gradient * ctx.scale).mul_(outputs[0].to(gradient.dtype))
+            narrowed: torch.Tensor = (gradient * ctx.scale).mul_(outputs[0].to(gradient.dtype))
+            return narrowed
 
         to_hidden, to_weight = ctx.saved_tensors
         return scaled(to_hidden), scaled(to_weight) if to_weight is not None else None, None, None, None, None

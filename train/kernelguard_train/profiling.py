@@ -122,7 +122,7 @@ class Recorder:
             activities.append(ProfilerActivity.CUDA)
             torch.cuda.synchronize()
         self.profile = profile(activities=activities)
-        self.profile.__enter__()
+        self.profile.__enter__()  # type: ignore[no-untyped-call]
 
     def finish(self, **noted: Any) -> None:
         """Ends and writes; `noted` goes into the file too."""
@@ -130,7 +130,7 @@ class Recorder:
             return
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self.profile.__exit__(None, None, None)
+        self.profile.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self.target.parent.mkdir(parents=True, exist_ok=True)
         trace = self.target.with_suffix(".trace.json")
         # Torch's own averages take ten times as long to make as this takes to write and read.

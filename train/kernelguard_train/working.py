@@ -68,8 +68,8 @@ class WorkingCopy:
 
     def __init__(self, model: nn.Module, compute: torch.dtype) -> None:
         self.places: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
-        self.masters: list[nn.Parameter] = []
-        self.copies: list[nn.Parameter] = []
+        self.masters: list[torch.Tensor] = []
+        self.copies: list[torch.Tensor] = []
         self.sums: list[GradientSum] = []
         self.compute = compute
         made: dict[nn.Parameter, nn.Parameter] = {}
@@ -93,7 +93,7 @@ class WorkingCopy:
                 total.add(parameter.grad)
                 parameter.grad = None
 
-        copy.register_post_accumulate_grad_hook(collect)
+        copy.register_post_accumulate_grad_hook(collect)  # type: ignore[no-untyped-call]
         self.masters.append(master)
         self.copies.append(copy)
         self.sums.append(total)
