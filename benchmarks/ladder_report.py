@@ -159,7 +159,7 @@ def roofline(result: dict[str, Any]) -> list[dict[str, Any]]:
         busy += ms
         found.append({"part": part, "ms": ms, "bound_ms": least.get(part, 0.0)})
     whole = UNIT / row["computed_tokens_per_s"] * 1000
-    found.append({"part": "idle (step less kernels)", "ms": whole - busy, "bound_ms": 0.0})
+    found.append({"part": "idle (step less the recorded step's kernels)", "ms": whole - busy, "bound_ms": 0.0})
     for entry in found:
         entry["lost_ms"] = entry["ms"] - entry["bound_ms"]
     found.sort(key=lambda entry: -entry["lost_ms"])
@@ -193,9 +193,9 @@ def extrapolation(result: dict[str, Any]) -> dict[str, Any]:
     compute = per_unit * (share * 64 / layers + (1 - share))
     parameters = 64 / layers * (s["products"] - head) + 2 * head
     matmul = 64 / layers * (s["products"] - head) + head
-    link = 50e9  # bytes per second and GPU: 400 Gb/s, which is what leaves a node of eight
+    node = 8 * 50e9  # bytes per second: eight links of 400 Gb/s, each of which carries its own ring
     moved = parameters * (2 * 2 + 4)  # gathered twice in bf16, gradients scattered in float32
-    communication = moved / (link * 8 / 8)
+    communication = moved / node
     slowest = max(compute, communication)
     found = {}
     for name, seconds in (("hidden", slowest), ("in the open", compute + communication)):
@@ -206,7 +206,7 @@ def extrapolation(result: dict[str, Any]) -> dict[str, Any]:
         "assumptions": [
             "8192 tokens per GPU and update, as published; layers and output layer cost what they do in the slice",
             "all activations kept, about 205 KB per token and layer: 107 GB; parameters and optimizer state: 13.5 GB",
-            "FSDP over all 32: weights gathered twice in bf16, gradients scattered in float32, 400 Gb/s per GPU",
+            "FSDP over all 32: weights gathered twice in bf16, gradients scattered in float32; 8 x 400 Gb/s a node",
             "hidden: all of it behind the computation; in the open: none of it. FSDP's own copies are not counted",
         ],
     }  # fmt: skip

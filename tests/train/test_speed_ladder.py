@@ -53,7 +53,7 @@ def test_the_rooflines_parts_and_idle_time_make_up_the_step(report: Any) -> None
     entries = {entry["part"]: entry for entry in report["roofline"](result)}
     assert entries["step"]["ms"] == pytest.approx(1000)
     assert entries["optimizer"]["ms"] == pytest.approx(2), "one update for four times as many tokens"
-    assert entries["idle (step less kernels)"]["ms"] == pytest.approx(1000 - 62)
+    assert entries["idle (step less the recorded step's kernels)"]["ms"] == pytest.approx(1000 - 62)
     assert entries["products"]["bound_ms"] == pytest.approx(6 * 4.315e9 * 8192 / 800e12 * 1000)
 
 
