@@ -196,7 +196,8 @@ class Watch:
         self._add(self._others(), "after step 1")
         self._end_if_refused()
         self._model = None
-        print(self.summary(), file=sys.stderr, flush=True)
+        if attest.is_first():
+            print(self.summary(), file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Take every hook away and put every kernel back."""
