@@ -123,7 +123,7 @@ class OptimConfig:
     min_lr_ratio: float = key(0.1, "Where it ends, relative to the peak.")
     nonfinite_limit: int = key(3, "Steps in a row whose loss or gradients may be non-finite (skipped by all ranks).")
     loss: Literal["chunked", "liger"] = key("chunked", "Linear cross entropy: built in, or liger's fused one.")
-    loss_chunk: int = key(1024, "Trained tokens whose logits exist at once.")
+    loss_chunk: int = key(4096, "Trained tokens whose logits exist at once.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
