@@ -44,6 +44,7 @@ def main() -> int:
     parser.add_argument(
         "--accept-unmeasured", action="append", default=[], help="admit this kernel where verify ran out of time"
     )
+    parser.add_argument("--probe-seconds", type=float, default=240.0)
     parser.add_argument("--only", default="verify,lock,train,changed", help="the steps to do")
     parser.add_argument("script", nargs="+")
     given = parser.parse_args()
@@ -117,7 +118,8 @@ class Bench:
         shutil.rmtree(run_dir, ignore_errors=True)
         flags = ["--verdict", self.verdict, "--processes", str(self.given.processes), "--run-dir", run_dir]
         flags += ["--model", self.given.model]
-        if self.given.warm_cache is not None:
+        flags += ["--probes", f"{self.given.probe_seconds:g}"]
+        if self.given.warm_cache is not None and any(self.given.warm_cache.glob("*")):
             flags += ["--warm-cache", self.given.warm_cache]
         for kernel in self.given.accept_unmeasured:
             flags += ["--accept-unmeasured", kernel]

@@ -246,9 +246,9 @@ def supervised(run: Run, program: str, **waits: float) -> tuple[int, str]:
     """With other waits than the fixed ones: the same code, in an interpreter that sets them first."""
     settings = "".join(f"s.{name} = {value}\n" for name, value in waits.items())
     runner = run.folder / "supervise.py"
-    runner.write_text(
-        f"import sys\nfrom kernelguard.launch import supervisor as s\n{settings}sys.exit(s.main(sys.argv[1:]))\n"
-    )
+    here = f"import sys\nsys.path.insert(0, {str(SUPERVISOR.parents[2])!r})\n"
+    start = f"from kernelguard.launch import supervisor as s\n{settings}sys.exit(s.main(sys.argv[1:]))\n"
+    runner.write_text(here + start)
     (run.folder / "ticket.json").write_text(dumps(run.ticket))
     script = run.folder / "program.py"
     script.write_text(PREAMBLE + textwrap.dedent(program))
@@ -290,7 +290,7 @@ def test_a_node_that_never_came_is_named(run: Run) -> None:
 
 
 def test_a_group_that_does_not_end_after_its_verdict_is_ended(run: Run) -> None:
-    code, err = supervised(run, HANGING.format(then="tell(78, 'rank 1 differs')"), **FAST)
+    code, err = supervised(run, HANGING.format(then="time.sleep(1.5); tell(78, 'rank 1 differs')"), **FAST)
     assert code == 78
     assert "rank 1 differs" in err
 
@@ -318,6 +318,18 @@ def test_a_restart_after_a_crash_is_a_new_attempt(run: Run) -> None:
     code, err = supervised(run, program, **(FAST | {"_START_MARGIN_S": 30.0}))
     assert code == 78
     assert "second attempt" in err
+
+
+def test_an_earlier_attempts_outcome_says_nothing_about_a_restart(run: Run) -> None:
+    program = """
+    mark()
+    rank(0, "mark(); tell(0); time.sleep(2)").wait()
+    rank(0, "mark(); time.sleep(1.5)").wait()
+    failed(-11)
+    """
+    code, err = supervised(run, program, **(FAST | {"_START_MARGIN_S": 30.0}))
+    assert code == 75
+    assert "before there was a verdict" in err
 
 
 CATCHING = """

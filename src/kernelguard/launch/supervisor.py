@@ -145,19 +145,25 @@ class Supervisor:
         """Note the ranks; new ones are a new attempt, of which no outcome is known yet."""
         found = processes.ranks(torchrun.pid)
         if found and not set(found) & set(self.ranks):
-            if self.stopping or (self.outcome is not None and self.outcome.code != 0):
-                # torchrun restarts what ended on purpose.
-                self._end(torchrun, now)
-            self.file.expect_new()
-            self.stderr.outcome = None
-            self.outcome = None if self.outcome is None or self.outcome.code == 0 else self.outcome
+            if self.ranks:
+                self._restarted(torchrun, now)
             self.preflight_by = now + self.settings.ticket.deadlines.total_s + _START_MARGIN_S
         self.ranks.update(found)
+
+    def _restarted(self, torchrun: subprocess.Popen[bytes], now: float) -> None:
+        """The ranks were started anew: what the earlier ones said is over, and a no stays a no."""
+        if self.stopping or (self.outcome is not None and self.outcome.code != 0):
+            self._end(torchrun, now)
+        self.file.expect_new()
+        self.stderr.outcome = None
+        self.outcome = None if self.outcome is None or self.outcome.code == 0 else self.outcome
 
     def _forward(self, number: int, torchrun: subprocess.Popen[bytes], now: float) -> None:
         """Pass a signal on to the ranks themselves: torchrun would kill them 30 s after it heard of one."""
         name = signal.Signals(number).name
         running = processes.ranks(torchrun.pid)
+        # What is told to stop is no restart when it is looked at next.
+        self.ranks.update(running)
         if number in (signal.SIGTERM, signal.SIGINT):
             if self.stopping:
                 say(f"{name} again: ending at once")
