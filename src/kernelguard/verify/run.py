@@ -63,7 +63,7 @@ def verify(
 
     Raises:
         InputError: `warm_cache` cannot be made.
-        UndeterminedError: the environment is not an interpreter on this machine, or the step cannot be recorded.
+        UndeterminedError: the environment is not an interpreter on this machine.
     """
     if not environment.live or environment.executable is None:
         raise UndeterminedError(
@@ -110,8 +110,17 @@ def verify(
     )
     if trace is not None and level is Level.GPU:
         versions = {name: found.version for name, found in (environment.distributions or {}).items()}
-        verdict = replace(verdict, trace=run.traced(trace, verdict, versions))
-    return replace(verdict, seconds=time.monotonic() - began, created=datetime.now(UTC).isoformat(timespec="seconds"))
+        try:
+            verdict = replace(verdict, trace=run.traced(trace, verdict, versions))
+        except UndeterminedError as error:
+            # What was measured before is worth having.
+            verdict = replace(verdict, problems=(*verdict.problems, error.message))
+    return replace(
+        verdict,
+        seconds=time.monotonic() - began,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        phases=dict(run.phases),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
