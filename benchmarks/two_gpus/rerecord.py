@@ -19,7 +19,11 @@ from pathlib import Path
 def main(site: Path, names: list[str]) -> None:
     for name in names:
         wanted = re.sub(r"[-_.]+", "_", name).lower()
-        infos = [i for i in site.glob("*.dist-info") if i.name.rpartition("-")[0].lower() == wanted]
+        infos = [
+            i
+            for i in site.glob("*.dist-info")
+            if i.name.removesuffix(".dist-info").rpartition("-")[0].lower() == wanted
+        ]
         if len(infos) != 1:
             raise SystemExit(f"{site} holds {len(infos)} distributions called {name}")
         rerecord(site, infos[0])
