@@ -11,20 +11,17 @@ the time, or memory grows by more than 32 MiB between the first tenth and the en
 
 from __future__ import annotations
 
-import os
-import sys
-
-# This folder has a profile.py, which torch would take for the standard library's.
-sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != os.path.dirname(os.path.realpath(__file__))]
-
 import argparse
 import json
+import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
 from kernelguard_train import configfile
 from kernelguard_train.batches import make_batch
 from kernelguard_train.chat import Sample

@@ -9,14 +9,9 @@ must move over the other, whichever is longer.
 
 from __future__ import annotations
 
-import os
-import sys
-
-# This folder has a profile.py, which torch would take for the standard library's.
-sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != os.path.dirname(os.path.realpath(__file__))]
-
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -10,14 +10,9 @@ first step, graph recompilations and kernel tunings after it. With --reuse, kern
 
 from __future__ import annotations
 
-import os
-import sys
-
-# This folder has a profile.py, which torch would take for the standard library's.
-sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != os.path.dirname(os.path.realpath(__file__))]
-
 import importlib
 import json
+import sys
 import time
 from pathlib import Path
 from runpy import run_path

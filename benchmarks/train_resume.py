@@ -35,8 +35,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-# A script's folder comes first on the path, and this one holds a profile.py, which torch would take for Python's own.
-sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != ROOT / "benchmarks"]
 STEPS, SAVED = 12, 3
 LIMIT = 400
 """Seconds after which a run counts as hanging."""

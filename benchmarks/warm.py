@@ -9,15 +9,11 @@ compiled, and leaves its choice in the cache too. One JSON line says what it too
 
 from __future__ import annotations
 
-import os
-import sys
-
-# This folder has a profile.py, which torch would take for the standard library's.
-sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != os.path.dirname(os.path.realpath(__file__))]
-
 import argparse
 import json
+import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -32,8 +28,8 @@ PLAIN = ("kwargs", "num_warps", "num_stages")
 def work(variants: list[str], tokens: int) -> None:
     """Forward and backward passes through every fla kernel of a gated delta layer."""
     import torch
-    from fla.modules.norm.fused_norm_gate import rms_norm_gated
     from fla.modules.causal_conv1d import causal_conv1d
+    from fla.modules.norm.fused_norm_gate import rms_norm_gated
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
     bf16: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}

@@ -47,8 +47,15 @@ def shrink() -> None:
     global VOCABULARY, HIDDEN, MAX_TOKENS, DEVICE
     VOCABULARY, HIDDEN, MAX_TOKENS, DEVICE = 600, 64, 2048, "cpu"
     TOY.update(
-        intermediate_size=128, num_attention_heads=4, num_key_value_heads=2, head_dim=16, linear_num_value_heads=4,
-        linear_num_key_heads=2, linear_key_head_dim=16, linear_value_head_dim=16, num_hidden_layers=4,
+        intermediate_size=128,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        num_hidden_layers=4,
     )
 
 
@@ -59,10 +66,18 @@ def synchronize() -> None:
 
 def config_27b(layers: int) -> Qwen3_5TextConfig:
     sizes = dict(
-        vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=17_408, num_hidden_layers=layers,
-        num_attention_heads=24, num_key_value_heads=4, head_dim=256,
-        linear_num_value_heads=48, linear_num_key_heads=16,
-        linear_key_head_dim=128, linear_value_head_dim=128, use_cache=False,
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=17_408,
+        num_hidden_layers=layers,
+        num_attention_heads=24,
+        num_key_value_heads=4,
+        head_dim=256,
+        linear_num_value_heads=48,
+        linear_num_key_heads=16,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        use_cache=False,
     )
     return Qwen3_5TextConfig(**{**sizes, **TOY})
 
@@ -102,8 +117,12 @@ def packed_inputs(lengths):
     positions = torch.cat([torch.arange(n) for n in lengths])[None].to(DEVICE)
     numbers = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).int()[None].to(DEVICE)
     return {
-        "position_ids": positions, "cu_seq_lens_q": edges, "cu_seq_lens_k": edges, "seq_idx": numbers,
-        "max_length_q": max(lengths), "max_length_k": max(lengths),
+        "position_ids": positions,
+        "cu_seq_lens_q": edges,
+        "cu_seq_lens_k": edges,
+        "seq_idx": numbers,
+        "max_length_q": max(lengths),
+        "max_length_k": max(lengths),
     }
 
 
@@ -115,7 +134,8 @@ def main(arguments=None, out=None) -> None:
     parser.add_argument("--tiny", action="store_true", help="a toy on the CPU: a test of this script")
     parser.add_argument("--profile", help="record one further step into this file")
     parser.add_argument(
-        "--recipe", action="store_true",
+        "--recipe",
+        action="store_true",
         help="the published fast recipe in the same loop: fused kernels, samples concatenated and cut, varlen attention",
     )
     args = parser.parse_args(arguments)
@@ -185,10 +205,15 @@ def main(arguments=None, out=None) -> None:
     synchronize()
     seconds = time.perf_counter() - start
     result = {
-        "loop": "recipe" if args.recipe else "baseline", "layers": args.layers, "steps": args.steps, "tokens_per_s": tokens / seconds,
-        "step_s": seconds / args.steps, "mfu": 6 * matmul_parameters * tokens / seconds / PEAK_BF16,
+        "loop": "recipe" if args.recipe else "baseline",
+        "layers": args.layers,
+        "steps": args.steps,
+        "tokens_per_s": tokens / seconds,
+        "step_s": seconds / args.steps,
+        "mfu": 6 * matmul_parameters * tokens / seconds / PEAK_BF16,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if DEVICE == "cuda" else 0.0,
-        "torch": torch.__version__, "gpu": torch.cuda.get_device_name() if DEVICE == "cuda" else None,
+        "torch": torch.__version__,
+        "gpu": torch.cuda.get_device_name() if DEVICE == "cuda" else None,
     }
     print(json.dumps(result), flush=True)
     if out is not None:

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
+from kernelguard_train import guarded
 from kernelguard_train.config import Config
 from kernelguard_train.configfile import to_dict
 from kernelguard_train.errors import CheckpointError
@@ -139,7 +140,9 @@ class Checkpoints:
             self.problem = _first_line(error)
         elif self.ranks.first:
             # DCP writes its metadata after every rank has reported its part, so rank 0 knows that all is there.
-            target.with_name(f".{target.name}.partial").rename(target)
+            partial = target.with_name(f".{target.name}.partial")
+            guarded.attest(partial)
+            partial.rename(target)
             for old in self.complete()[: -self.config.checkpoint.keep]:
                 shutil.rmtree(old)
 
@@ -173,6 +176,7 @@ class Checkpoints:
             except (Exception, CheckpointException) as error:  # noqa: BLE001 - the ranks must agree, whatever it is
                 problem = _first_line(error)
             if not self.ranks.total(bool(problem))[0]:
+                guarded.say_what_changed(path)
                 return progress
             log.warning("%s cannot be read (%s); going back to the checkpoint before it", path, problem or "elsewhere")
         if found:

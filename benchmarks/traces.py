@@ -1,6 +1,6 @@
 """How fast is a large trace read, and in how much memory? A real trace repeated to the sizes asked for.
 
-python benchmarks/profile.py [--megabytes 100 500 2000] [--json benchmarks/results/profile.json]
+python benchmarks/traces.py [--megabytes 100 500 2000] [--json benchmarks/results/traces.json]
 Beside kernelguard, up to a size: `json.load` of the same file alone, and with `--hta PYTHON` the two breakdowns of
 HolisticTraceAnalysis in that interpreter.
 """
@@ -116,7 +116,7 @@ def main() -> None:
             "kind": "profile-reading",
             "what": "one recorded step of an H200 repeated to the size; wall seconds are of a two-core machine that "
             "ran much else, so CPU seconds tell more",
-            "command": "python benchmarks/profile.py --hta PYTHON --json benchmarks/results/profile.json",
+            "command": "python benchmarks/traces.py --hta PYTHON --json benchmarks/results/traces.json",
             "versions": {"python": sys.version.split()[0], "HolisticTraceAnalysis": version_of_hta(options.hta)},
             "rows": results,
         }

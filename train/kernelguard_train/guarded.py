@@ -1,0 +1,28 @@
+"""What a guarded launch (`kernelguard launch`) wants of a trainer: its attestation beside each checkpoint.
+
+Without such a launch nothing here does anything, and kernelguard need not be installed.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+TICKET = "KERNELGUARD_TICKET"
+"""Set by the launcher, together with a copy of its guard on the path."""
+
+
+def attest(folder: Path) -> None:
+    """Leave in a checkpoint's folder what ran on what, and admitted why."""
+    if os.environ.get(TICKET):
+        from kernelguard.guard import attest_checkpoint  # noqa: PLC0415 - only a guarded launch brings it
+
+        attest_checkpoint(str(folder))
+
+
+def say_what_changed(folder: Path) -> None:
+    """Say which kernel, torch or GPU is another one than when this checkpoint was written."""
+    if os.environ.get(TICKET):
+        from kernelguard.guard import before_training  # noqa: PLC0415 - only a guarded launch brings it
+
+        before_training(resume_from=str(folder))
