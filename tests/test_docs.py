@@ -14,7 +14,9 @@ SOURCES = [
     ROOT / "src/kernelguard/verify/findings.py",
     ROOT / "src/kernelguard/lock/check.py",
 ]
-CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+|bound|broken|crashes|hangs|exits|ignored|shadowed|replaced|loads|isolated|locked|fits")
+CODE = re.compile(
+    r"[a-z0-9]+(-[a-z0-9]+)+|bound|broken|crashes|hangs|exits|ignored|shadowed|replaced|loads|isolated|locked|fits"
+)
 
 
 def emitted(path: Path) -> Iterator[str]:
