@@ -47,7 +47,7 @@ def test_equal_ranks_start_and_the_script_finds_a_process_in_which_nothing_was_i
     assert [row["state"] for row in ended.outcome["ranks"]] == ["ok", "ok"]
     assert ended.err.count("kernelguard: go") == 1
     told = json.loads((tmp_path / "run/ranks/1.json").read_text())
-    assert told["passed"] == ["probe of causal_conv1d_fn"]
+    assert told["passed"] == ["Triton cache", "probe of causal_conv1d_fn"]
     assert told["fields"]["causal_conv1d_fn in modeling_tiny"] == "package causal_conv1d.causal_conv1d_fn"
 
 
