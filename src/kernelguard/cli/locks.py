@@ -46,9 +46,7 @@ def lock(
         bool, typer.Option("--record", help="Instead of resolving: pin what --python has installed, as it is.")
     ] = False,
     check: Annotated[Path | None, typer.Option(help="Instead: hold an environment against this lock.")] = None,
-    python: Annotated[
-        Path | None, typer.Option(help="With --check or --record: its interpreter.")
-    ] = None,
+    python: Annotated[Path | None, typer.Option(help="With --check or --record: its interpreter.")] = None,
 ) -> None:
     """Pin the newest set of builds that serves every fast path of a model on a machine, down to the byte.
 
