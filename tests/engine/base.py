@@ -35,7 +35,8 @@ _PACKAGES = (
 _COMPILER = ("gcc", "g++", "cpp", "binutils", "libgcc", "libstdc", "libc6-dev", "linux-libc-dev")
 _LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
 _UNWANTED = re.compile(
-    r"/share/(doc|man|locale|info|lintian|bug)/|\.a$|/(x86_64-linux-gnu-)?(lto1|lto-wrapper|g\+\+-mapper-server|ld\.gold|dwp|lto-dump-12)$"
+    r"/share/(doc|man|locale|info|lintian|bug)/|(?<!/libgcc)(?<!_nonshared)\.a$"
+    r"|/(x86_64-linux-gnu-)?(lto1|lto-wrapper|g\+\+-mapper-server|ld\.gold|dwp|lto-dump-12)$"
     r"|/lib[at]san|/gconv/|/lib[lu]bsan|/gprofng"
 )
 

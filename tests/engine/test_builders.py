@@ -236,7 +236,7 @@ def test_no_buildx(world: World, tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_killed_for_memory(engine: Engine) -> None:
-    text = f"FROM {_base_id(engine)}\nRUN kill -9 $$\n".encode()
+    text = f"FROM {_base_id(engine)}\nRUN sh -c 'kill -9 $$'\n".encode()
     order = Order(files=(ContextFile(path="Dockerfile", content=text, size=len(text)),))
     with pytest.raises(Exception, match="as the kernel does when memory runs out") as raised:
         build(engine, Builder.LEGACY, order, environ=dict(os.environ), timeout=60)
@@ -246,7 +246,7 @@ def test_a_step_that_is_killed_for_memory(engine: Engine) -> None:
 
 
 def test_a_disk_that_is_full(engine: Engine) -> None:
-    text = f"FROM {_base_id(engine)}\nRUN echo x > /dev/full\n".encode()
+    text = f"FROM {_base_id(engine)}\nRUN cat /etc/passwd > /dev/full\n".encode()
     order = Order(files=(ContextFile(path="Dockerfile", content=text, size=len(text)),))
     with pytest.raises(Exception, match="disk is full") as raised:
         build(engine, Builder.LEGACY, order, environ=dict(os.environ), timeout=60)
@@ -261,10 +261,14 @@ def _base_id(engine: Engine) -> str:
 
 
 def test_an_oom_kill_in_a_container_is_told(engine: Engine, base: str) -> None:
-    code = "x = bytearray(1 << 20)\nwhile True: x += x"
-    with engine.container(base, ["python3", "-c", code]) as container:
-        engine._client.api.update_container(container, mem_limit="64m", memswap_limit="64m")
-        ran = engine.run(container, timeout=60)
+    api = engine._client.api
+    host = api.create_host_config(mem_limit="64m", memswap_limit="64m", network_mode="none")
+    code = "kept = [bytearray(1 << 24) for _ in range(100)]"
+    made = api.create_container(base, ["python3", "-c", code], host_config=host)["Id"]
+    try:
+        ran = engine.run(made, timeout=60)
+    finally:
+        api.remove_container(made, force=True)
     assert (ran.code, ran.oom_killed) == (137, True)
 
 

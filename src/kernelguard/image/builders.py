@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kernelguard.errors import KernelguardError, ToolError, UndeterminedError
@@ -39,6 +39,8 @@ class Order:
     labels: Mapping[str, str] = field(default_factory=dict)
     online_target: str = ""
     """The stage that may use the network; nothing else may. Empty: nothing may."""
+    target: str = ""
+    """Build this stage only; empty: the last one."""
     tag: str = ""
     """Where BuildKit leaves its result; the classic builder needs none."""
     network: str | None = None
@@ -114,7 +116,9 @@ def build(
         UndeterminedError: it did not end within `timeout` seconds; the build was stopped.
     """
     job = _Job(deadline=time.monotonic() + timeout, timeout=timeout, tell=tell, sent=sent)
-    if builder is not Builder.LEGACY:
+    if builder is Builder.BUILDKIT:
+        return _old_buildkit(engine, order, environ, job)
+    if builder is Builder.BUILDX:
         return _buildkit(engine, builder, order, environ, job)
     if order.online_target:
         _classic(engine, order, order.online_target, job)
@@ -137,7 +141,7 @@ def _classic(engine: Engine, order: Order, target: str, job: _Job) -> str:
     total = sum(file.size for file in order.files)
     watch = _Watch(tell=tell, made=engine.steps)
     # Only what the stage needs is sent: it copies nothing.
-    files = [f for f in order.files if f.path == "Dockerfile"] if target else order.files
+    files = _dockerfile_of(order.files) if target else order.files
     events = engine.build_classic(
         tar_stream(files, lambda done: sent(done, total)),
         labels={} if target else order.labels,
@@ -168,6 +172,31 @@ def _classic(engine: Engine, order: Order, target: str, job: _Job) -> str:
     if not made:
         raise ToolError("the builder ended without an image and without an error", hint="docker info")
     return made
+
+
+def _old_buildkit(engine: Engine, order: Order, environ: Mapping[str, str], job: _Job) -> str:
+    """In two builds: BuildKit takes nothing from its cache that was built with another network."""
+    files = order.files
+    if order.online_target:
+        name = f"kernelguard-base-{order.online_target}:{engine.run_id}"
+        first = replace(order, files=_dockerfile_of(files), target=order.online_target, labels={}, tag=name)
+        engine.tag_for_now(_buildkit(engine, Builder.BUILDKIT, first, environ, job), f"base-{order.online_target}")
+        files = tuple(_starting_at(name, order.online_target, file) for file in files)
+    return _buildkit(engine, Builder.BUILDKIT, replace(order, files=files, network="none"), environ, job)
+
+
+def _dockerfile_of(files: Sequence[ContextFile]) -> tuple[ContextFile, ...]:
+    return tuple(file for file in files if file.path == "Dockerfile")
+
+
+def _starting_at(image: str, stage: str, file: ContextFile) -> ContextFile:
+    """The Dockerfile with an image in the place of a stage that was built already."""
+    if file.path != "Dockerfile" or file.content is None:
+        return file
+    built = rf"^FROM \S+ AS {stage}\n(?:(?!FROM ).*\n)*"
+    text = re.sub(built, f"FROM {image} AS {stage}\n\n", file.content.decode(), flags=re.MULTILINE)
+    body = text.encode()
+    return replace(file, content=body, size=len(body), sha256="")
 
 
 def _buildkit(engine: Engine, builder: Builder, order: Order, environ: Mapping[str, str], job: _Job) -> str:
@@ -226,6 +255,8 @@ def buildkit_command(builder: Builder, order: Order, result: Path) -> list[str]:
     command += [f"--label={name}={value}" for name, value in order.labels.items()]
     if order.tag:
         command.append(f"--tag={order.tag}")
+    if order.target:
+        command.append(f"--target={order.target}")
     if order.network:
         command.append(f"--network={order.network}")
     if order.no_cache:

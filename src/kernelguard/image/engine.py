@@ -26,7 +26,9 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _TAIL_LINES = 20
 _NO_SUCH_IMAGE = ("not found", "manifest unknown", "pull access denied", "does not exist", "invalid reference")
 _SLICE_S = 1.0
-_PING_S = 60
+_PING_S = 20
+_CALL_S = 900
+"""Without a byte: removing gigabytes on a busy disk takes minutes."""
 
 
 class GpuRuntimeError(UndeterminedError):
@@ -366,6 +368,7 @@ def connect(environ: Mapping[str, str]) -> Iterator[Engine]:
     engine = Engine(client, host=host)
     try:
         client.ping()
+        client.api.timeout = _CALL_S
         yield engine
     except (docker.errors.DockerException, OSError) as error:
         raise engine_error(error, "asking") from error

@@ -137,8 +137,8 @@ def _render(
         }
         for pin, (place, _) in zip(lock.sources, extras.sources, strict=False)
     ]
-    # BuildKit can take the network away from a single step; the classic builder only from a whole build, which is why
-    # it builds the stage `system` first and everything else in a second, offline, build.
+    # Today's BuildKit can take the network away from a single step. The classic builder, and BuildKit as it was before
+    # Docker 23, only from a whole build: there the stage `system` is built first, and the rest in an offline one.
     text: str = template.render(
         lock_name=name,
         lock_digest=digest_of(lock),
@@ -148,7 +148,7 @@ def _render(
         keep_toolkit=keeps_toolkit(lock),
         cuda=str(toolkit_version(lock) or ""),
         python=f"python{lock.target.python}",
-        run="RUN" if builder is Builder.LEGACY else "RUN --network=none",
+        run="RUN --network=none" if builder is Builder.BUILDX else "RUN",
         sources=sources,
         cxx=bool(lock.sources) or keeps_toolkit(lock),
         hub=bool(lock.hub),
@@ -159,7 +159,7 @@ def _render(
         cache=CACHE,
         uid=UID,
         stage_label=f"{STAGE}=1",
-        quiet="--disable-pip-version-check --no-cache-dir --no-input --root-user-action=ignore",
+        quiet="--disable-pip-version-check --no-cache-dir --no-input",
     )
     return text
 
