@@ -317,7 +317,7 @@ def _alive(pid: int) -> bool:
 
 
 MOUNTS = """\
-/dev/root / ext4 rw 0 0
+/dev/sda1 / ext4 rw 0 0
 nas:/home /home nfs4 rw 0 0
 tmpfs /home/me/scratch\\040disk tmpfs rw 0 0
 """
