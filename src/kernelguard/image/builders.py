@@ -151,7 +151,7 @@ def _classic(engine: Engine, order: Order, target: str, job: _Job) -> str:
         no_cache=order.no_cache and bool(target or not order.online_target),
         timeout=max(deadline - time.monotonic(), 1.0),
     )
-    made = ""
+    made, ended = "", False
     try:
         for event in events:
             if time.monotonic() > deadline:
@@ -163,12 +163,15 @@ def _classic(engine: Engine, order: Order, target: str, job: _Job) -> str:
             elif "errorDetail" in event or "error" in event:
                 detail = event.get("errorDetail") or {}
                 raise watch.failure(str(detail.get("message") or event.get("error")))
+        ended = True
     except KernelguardError as error:
         if "timed out" in error.message.lower():
             raise _late(watch, timeout) from error
         raise
     finally:
         events.close()
+        if not ended:
+            engine.adopt_last_step(watch.bases)
     if not made:
         raise ToolError("the builder ended without an image and without an error", hint="docker info")
     return made
@@ -300,6 +303,8 @@ class _Watch:
     tell: Tell
     made: list[str] = field(default_factory=list)
     """Gets the id of each image that a step made."""
+    bases: list[str] = field(default_factory=list)
+    """Ids of the images that stages start from."""
     step: str = ""
     complaint: str = ""
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
@@ -316,9 +321,9 @@ class _Watch:
                 self._begin(f"{found['number']}/{found['total']} {found['what']}")
             elif line.startswith(" ---> "):
                 image_id = _STEP_IMAGE.match(line)
-                # After FROM it is the base, which is somebody else's.
-                if image_id is not None and " FROM " not in self.step[:12]:
-                    self.made.append(image_id["id"])
+                if image_id is not None:
+                    # After FROM it is the base, which is somebody else's.
+                    (self.bases if " FROM " in self.step[:12] else self.made).append(image_id["id"])
             elif line.strip() and not line.startswith("Removing intermediate container "):
                 self._say(line)
 

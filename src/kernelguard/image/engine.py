@@ -13,13 +13,13 @@ import re
 import socket
 import tarfile
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kernelguard.errors import InputError, KernelguardError, ToolError, UndeterminedError
-from kernelguard.image.labels import RUN, content_identity
+from kernelguard.image.labels import RUN, STAGE, content_identity
 from kernelguard.image.values import ImageFacts, Layer, Resolved
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -27,6 +27,8 @@ _TAIL_LINES = 20
 _NO_SUCH_IMAGE = ("not found", "manifest unknown", "pull access denied", "does not exist", "invalid reference")
 _SLICE_S = 1.0
 _PING_S = 20
+_COMMIT_S = 2.0
+"""From the end of a step's container until its image is there, on a busy machine."""
 _CALL_S = 900
 """Without a byte: removing gigabytes on a busy disk takes minutes."""
 
@@ -325,6 +327,34 @@ class Engine:
         self._temporary.clear()
         self.steps.clear()
 
+    def adopt_last_step(self, bases: Sequence[str], patience: float = 60.0) -> None:
+        """Wait for what the classic builder makes of the step that it was in when it was left, to clean that up too.
+
+        It ends that step after the connection is closed, and tells nobody which image came of it. `bases` are the
+        images that the build started from.
+        """
+        deadline = time.monotonic() + patience
+        quiet = time.monotonic() + _COMMIT_S
+        while time.monotonic() < deadline:
+            # Several quick steps may have ended since the last look, each made from the one before.
+            rows = self._client.api.images(all=True, filters={"label": STAGE})
+            new: list[str] = []
+            for _ in rows:
+                ours = (*self.steps, *bases)
+                children = [row["Id"] for row in rows if _one_of(row.get("ParentId", ""), ours)]
+                more = [image_id for image_id in children if not _one_of(image_id, self.steps)]
+                if not more:
+                    break
+                self.steps += more
+                new += more
+            ours = (*self.steps, *bases)
+            running = self._client.api.containers(filters={"status": "running"})
+            if new or any(_one_of(row.get("ImageID", ""), ours) for row in running):
+                quiet = time.monotonic() + _COMMIT_S
+            elif time.monotonic() > quiet:
+                return
+            time.sleep(0.2)
+
     def sweep(self) -> int:
         """Remove the containers and names of runs on this machine that were killed; how many there were."""
         api = self._client.api
@@ -343,6 +373,12 @@ class Engine:
     def close(self) -> None:
         """Give the connection back."""
         self._client.close()
+
+
+def _one_of(image_id: str, known: Iterable[str]) -> bool:
+    """Whether an id is among ids that may be cut short."""
+    plain = image_id.removeprefix("sha256:")
+    return any(plain.startswith(one.removeprefix("sha256:")[:12]) for one in known if one and plain)
 
 
 @contextlib.contextmanager
