@@ -4,8 +4,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 if ! command -v chromium >/dev/null; then
-  apt-get update -q
-  apt-get install -q -y --no-install-recommends chromium fonts-dejavu-core
+  apt-get update -q -o DPkg::Lock::Timeout=300
+  apt-get install -q -y --no-install-recommends -o DPkg::Lock::Timeout=300 chromium fonts-dejavu-core
 fi
 .venv/bin/python -m pip install --quiet --editable '.[browser]'
 .venv/bin/python -m pytest -m browser tests/browser
