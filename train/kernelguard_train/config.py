@@ -168,7 +168,7 @@ class ReportConfig:
 
     every: int = key(10, "Steps between lines on the console.")
     progress: bool = key(True, "A progress bar with the time left, on a terminal.")
-    profile: int = key(0, "Record this step with torch's profiler into output/profile.json; 0: none.")
+    profile: int = key(0, "Record this step with torch's profiler: output/profile.json and its trace; 0: none.")
     tensorboard: bool = key(False, "Write TensorBoard events to output/tensorboard.")
     mlflow: bool = key(False, "Log to MLflow (its own environment variables say where).")
     peak_tflops: float = key(0.0, "Dense bf16 peak of one GPU for MFU; 0: from its name, none if unknown.")

@@ -6,6 +6,7 @@ of the run's rates.
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections import defaultdict
@@ -107,7 +108,7 @@ def summary(trace: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 class Recorder:
-    """Records from `start` to `finish`, and writes the summary to `target`; without one it does nothing."""
+    """Records from `start` to `finish`; writes the summary to `target` and the trace beside it. No target: nothing."""
 
     def __init__(self, target: Path | None) -> None:
         self.target = target
@@ -121,7 +122,7 @@ class Recorder:
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
             torch.cuda.synchronize()
-        self.profile = profile(activities=activities)
+        self.profile = profile(activities=activities, record_shapes=True)
         self.profile.__enter__()  # type: ignore[no-untyped-call]
 
     def finish(self, **noted: Any) -> None:
@@ -138,6 +139,9 @@ class Recorder:
         self.profile = None
         text = trace.read_text(encoding="utf-8", errors="replace")
         trace.unlink()
+        # Kept, since `kernelguard profile RUN` and every other reader of traces sees more in it than the summary has.
+        with gzip.open(trace.with_name(f"{trace.name}.gz"), "wt", encoding="utf-8", compresslevel=1) as kept:
+            kept.write(text)
         try:
             found = noted | summary(json.loads(text, strict=False)["traceEvents"])
         except json.JSONDecodeError as error:  # some kernels' names are not escaped; the run must not end for that
