@@ -308,7 +308,7 @@ AIR_KEYS = {
 
 
 def test_the_air_workload_has_only_known_keys() -> None:
-    submission = render("air", image=AIR_IMAGE, run_dir="/shared/work/runs/1")
+    submission = render("air", image=AIR_IMAGE, run_dir="/mnt/shared/runs/1")
     document = yaml.safe_load(submission.files[0][1])
     assert set(document) <= set(AIR_KEYS)
     for key, inner in AIR_KEYS.items():
@@ -318,7 +318,7 @@ def test_the_air_workload_has_only_known_keys() -> None:
     assert document["compute"] == {"accelerator_type": "GPU_8xH100", "num_accelerators": 16}
     assert document["environment"] == {"unity_catalog_image": AIR_IMAGE}
     assert document["max_retries"] == 0
-    assert submission.argv == ("databricks", "air", "run", "-f", "/shared/work/runs/1/workload.yaml")
+    assert submission.argv == ("databricks", "air", "run", "-f", "/mnt/shared/runs/1/workload.yaml")
 
 
 def test_the_air_command_runs_from_the_uploaded_code(tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ def test_the_air_command_runs_from_the_uploaded_code(tmp_path: Path) -> None:
     site = uploaded / "runs" / "it's 1" / "site" / "kernelguard" / "launch"
     site.mkdir(parents=True)
     (site / "supervisor.py").write_text(RECORD)
-    made = job(image=AIR_IMAGE, run_dir="/shared/work/runs/it's 1", python=sys.executable)
+    made = job(image=AIR_IMAGE, run_dir="/mnt/shared/runs/it's 1", python=sys.executable)
     command = yaml.safe_load(ENGINES["air"].render(made).files[0][1])["command"]
     command = command.replace("/tmp/kernelguard-launch", str(tmp_path / "place"))
     environ = {"CODE_SOURCE_PATH": str(uploaded), "NODE_RANK": "1", "MASTER_ADDR": "m", "MASTER_PORT": "1"}
@@ -343,7 +343,7 @@ def test_the_air_command_runs_from_the_uploaded_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"image": IMAGE, "run_dir": "/shared/work/runs/1"}, "no image of AI Runtime"),
+        ({"image": IMAGE, "run_dir": "/mnt/shared/runs/1"}, "no image of AI Runtime"),
         ({"image": AIR_IMAGE}, "not below"),
         ({"image": AIR_IMAGE, "options": {"accelerator": "GPU_1xA10"}}, "8 ranks"),
         ({"image": AIR_IMAGE, "options": {"pool": "x"}}, "no option pool"),
