@@ -7,10 +7,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
+
+# A property holds on a busy machine too. The first text that Hypothesis draws in a fresh checkout costs it seconds.
+hypothesis.settings.register_profile(
+    "kernelguard", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("kernelguard")
 
 
 @pytest.fixture(autouse=True)
