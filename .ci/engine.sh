@@ -25,7 +25,8 @@ stop() {
     done
   fi
   # What a container's network leaves mounted would keep the folder.
-  findmnt --noheadings --output TARGET --list | grep "^$place/" | sort --reverse | xargs --no-run-if-empty umount
+  findmnt --noheadings --output TARGET --list | awk -v place="$place/" 'index($0, place) == 1' | sort --reverse |
+    xargs --no-run-if-empty umount
   rm -rf "$place"
 }
 trap stop EXIT
