@@ -29,7 +29,7 @@ from kernelguard.errors import InputError, UndeterminedError
 from kernelguard.judge.assess import Evidence, assess
 from kernelguard.judge.attention import attention_module
 from kernelguard.judge.rules import Facts, Rule, apply_rules, load_rules
-from kernelguard.judge.values import Finding, Level
+from kernelguard.judge.values import Finding, Level, Status
 from kernelguard.matrix import kernel_packages
 from kernelguard.observe.values import Bindings, Environment
 from kernelguard.report.document import Check
@@ -109,7 +109,8 @@ def run_check(request: Request, environ: Mapping[str, str]) -> Check:
         resolution = _known_set(evidence, rules)
         evidence = replace(evidence, resolution=resolution, lock_command=_lock_command(request))
         if not isinstance(resolution, str) and resolution.complete:
-            open_rules = ()  # the target left them open, and the search has held its set against each
+            # The search has held its set against every rule that is a no; what would only warn is still open.
+            open_rules = tuple(rule for rule in open_rules if rule.status is not Status.FAIL)
     if environment.live:
         # Imported here, because a static check has no files to read and shall not pay for it.
         from kernelguard.binaries import binary_findings  # noqa: PLC0415

@@ -50,5 +50,6 @@ def test_what_a_described_machine_is_told(
 
 
 def test_what_the_search_has_decided_is_not_called_open(tmp_path: Path) -> None:
-    assert asked(tmp_path, "h100,driver=470")["open_rules"] == []
-    assert asked(tmp_path, "h100,torch=2.15.0")["open_rules"] != []
+    # A rule that only warns is not decided by the search, and stays open.
+    assert {rule["status"] for rule in asked(tmp_path, "h100,driver=470")["open_rules"]} == {"warn"}
+    assert "fail" in {rule["status"] for rule in asked(tmp_path, "h100,torch=2.15.0")["open_rules"]}

@@ -73,6 +73,10 @@ def judge_locked_model(locked: str, given: str, lock: str) -> Iterator[Finding]:
 def _chosen(path: FastPath, chosen: Choice, resolution: Resolution, lock: str) -> Finding:
     torch = resolution.torch.label if resolution.torch is not None else ""
     candidates = [accepted.candidate for accepted in chosen.accepted]
+    served = chosen.provider.symbols
+    if served and path.symbol not in served:
+        told = f"{candidates[0].label} was found, which has {', '.join(served)} and not {path.symbol}"
+        return _unknown(path, told, lock)
     triton = f" and triton {resolution.triton}" if resolution.triton is not None else ""
     what = f"{candidates[0].label} fits torch {torch.removeprefix('torch ')}{triton}"
     unseen = [c for c in candidates if c.known not in _LOOKED_AT]
