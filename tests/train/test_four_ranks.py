@@ -48,8 +48,8 @@ def test_two_copies_of_two_shards_equal_one_process(
 
 
 def test_no_rank_holds_the_whole_model_at_any_time(found: list[dict[str, Any]]) -> None:
-    """Its own quarter, that quarter's pages of the file, a unit, and what Python needs. Reading all would be 1.25."""
+    """Its own quarter, a unit, and what Python needs; 0.28 to 0.37 were seen. Reading all first would be 1.25."""
     assert found[0]["whole"] > 330e6, "the premise: large enough to be seen beside everything else"
     for rank in found:
         assert rank["own"] < 0.26 * rank["whole"]
-        assert rank["growth"] < 0.95 * rank["whole"], rank
+        assert rank["growth"] < 0.6 * rank["whole"], rank
