@@ -122,6 +122,8 @@ class PackageFacts:
     """Releases on the package index that are not what their name says."""
     build: BuildFacts | None
     candidates: tuple[Candidate, ...]
+    archs: Mapping[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
+    """Public version and CUDA major -> the GPU code inside the publisher's own wheels of it."""
     serves: tuple[Serves, ...] = ()
     repository: str = ""
 

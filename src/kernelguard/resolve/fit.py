@@ -152,13 +152,7 @@ def _archs_of(candidate: Candidate, known: Matrix) -> tuple[str, ...] | None:
     if made is None or made.archs is not None or made.cuda is None:
         return made.archs if made is not None else None
     facts = known.packages.get(candidate.distribution)
-    for other in facts.candidates if facts is not None else ():
-        like = other.built_for
-        if like is None or like.archs is None or like.cuda is None or like.cuda.major != made.cuda.major:
-            continue
-        if other.version.public == candidate.version.public:
-            return like.archs
-    return None
+    return facts.archs.get((candidate.version.public, made.cuda.major)) if facts is not None else None
 
 
 def _is_look_alike(candidate: Candidate, known: Matrix) -> bool:

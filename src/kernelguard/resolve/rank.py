@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 
 from packaging.version import Version
 
@@ -31,15 +32,23 @@ def rank_torch(builds: Iterable[TorchBuild], *, on_cpu: bool) -> tuple[TorchBuil
 
 def rank_candidates(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     """Prebuilt before to-be-built; then newest version; then what is known best, with the newest CUDA."""
-    ordered = sorted(
-        candidates,
-        key=lambda c: (c.distribution, c.label, str(c.version), c.source, c.url, c.index_url, c.sha256, repr(c)),
-    )
+    ordered = list(_settled(candidates))
     ordered.sort(key=_cuda, reverse=True)
     ordered.sort(key=lambda c: _KNOWN[c.known])
     ordered.sort(key=lambda c: Version(c.version.public), reverse=True)
     ordered.sort(key=lambda c: _KIND[c.kind])
     return tuple(ordered)
+
+
+def _settled(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+    """In an order of their own. Spelling a candidate out costs most, and few are alike in everything else."""
+
+    def names(c: Candidate) -> tuple[str, ...]:
+        return c.distribution, c.filename, str(c.version), c.source, c.url, c.index_url, c.sha256
+
+    for _, alike in itertools.groupby(sorted(candidates, key=names), key=names):
+        first, *others = alike
+        yield from sorted([first, *others], key=repr) if others else (first,)
 
 
 def _cuda(candidate: Candidate) -> Version:

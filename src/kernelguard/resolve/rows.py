@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -109,6 +109,7 @@ def hub_facts(document: Mapping[str, Any]) -> Hub:
 def package_facts(document: Mapping[str, Any]) -> PackageFacts:
     """One file of `wheels/`, every row spelled out as candidates."""
     build = document.get("build")
+    candidates = tuple(itertools.chain(_released(document), _indexed(document), _source_release(document)))
     return PackageFacts(
         distribution=document["distribution"],
         package=document["package"],
@@ -126,13 +127,23 @@ def package_facts(document: Mapping[str, Any]) -> PackageFacts:
             requires=tuple(build["requires"]),
             source=build["source"],
         ),
-        candidates=tuple(itertools.chain(_released(document), _indexed(document), _source_release(document))),
+        candidates=candidates,
+        archs=_archs(candidates),
         serves=tuple(
             Serves(package=row["package"], symbols=tuple(row["symbols"]), shim=row["shim"], why=row["why"])
             for row in document.get("serves", ())
         ),
         repository=document.get("repository", ""),
     )
+
+
+def _archs(candidates: Sequence[Candidate]) -> dict[tuple[str, int], tuple[str, ...]]:
+    archs: dict[tuple[str, int], tuple[str, ...]] = {}
+    for candidate in candidates:
+        made = candidate.built_for
+        if made is not None and made.archs is not None and made.cuda is not None:
+            archs.setdefault((candidate.version.public, made.cuda.major), made.archs)
+    return archs
 
 
 def _released(document: Mapping[str, Any]) -> Iterator[Candidate]:
