@@ -21,7 +21,8 @@ from kernelguard.declare.declaration import declare
 from kernelguard.declare.intent import resolve_intent
 from kernelguard.declare.values import Declaration, Intent, ModelConfig, Phase
 from kernelguard.errors import InputError, UndeterminedError
-from kernelguard.guard.admission import Admission, Image, Overrides, Place, Question, admit
+from kernelguard.guard.admission import admit
+from kernelguard.guard.question import Admission, Image, Overrides, Place, Question
 from kernelguard.guard.ticket import Deadlines, Ticket, dumps
 from kernelguard.image.labels import read_labels
 from kernelguard.image.values import ImageFacts, State

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
-from kernelguard.guard.admission import Admission, Image, Overrides, Place, Question, admit, order
+from kernelguard.guard.admission import admit
+from kernelguard.guard.question import Admission, Image, Overrides, Place, Question, order
 from kernelguard.judge.values import Finding, Level, Status
 from kernelguard.lock.values import Lock, LockedModel, LockedPath, LockedTarget, LockedTorch, Pin, Role
 from kernelguard.observe.values import Environment, Gpu, GpuState

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from kernelguard import data
 from kernelguard.guard import ticket as tickets
+from kernelguard.guard.shown import masked, shown_arguments, shown_variables
 from kernelguard.guard.ticket import (
     AdmissionNote,
     Deadlines,
@@ -29,9 +30,6 @@ from kernelguard.guard.ticket import (
     dumps,
     from_document,
     load_ticket,
-    masked,
-    shown_arguments,
-    shown_variables,
     to_document,
 )
 
@@ -173,7 +171,7 @@ def test_only_listed_variables_are_shown() -> None:
 
 
 GUARD = Path(str(tickets.__file__)).parent
-IN_RANKS = [GUARD / "ticket.py", GUARD / "attestation.py"]
+IN_RANKS = [GUARD / f"{name}.py" for name in ("ticket", "reader", "shown", "attestation")]
 IN_RANKS += [GUARD.parent / "launch" / f"{name}.py" for name in ("supervisor", "outcome", "processes", "__init__")]
 
 
@@ -185,4 +183,5 @@ def test_it_runs_in_any_training_interpreter(path: Path) -> None:
     roots = {module.partition(".")[0] for module in imported} - {"__future__"}
     assert roots - {"kernelguard"} <= set(sys.stdlib_module_names)
     own = {m for m in imported if m.startswith("kernelguard")}
-    assert own <= {"kernelguard.guard", "kernelguard.guard.ticket", "kernelguard.launch", "kernelguard.launch.outcome"}
+    ours = {f"kernelguard.guard.{name}" for name in ("ticket", "reader", "shown")}
+    assert own <= {"kernelguard.guard", *ours, "kernelguard.launch", "kernelguard.launch.outcome"}

@@ -18,7 +18,7 @@ from kernelguard.check import transformers_tree
 from kernelguard.declare.config import read_config
 from kernelguard.declare.declaration import declare
 from kernelguard.declare.values import Intent
-from kernelguard.guard.admission import Overrides
+from kernelguard.guard.question import Overrides
 from kernelguard.guard.ticket import to_document as ticket_document
 from kernelguard.judge.values import Level, Status
 from kernelguard.launching import Launch, Request, intent_flags, run_launch

@@ -15,7 +15,7 @@ from kernelguard.cli.shared import LevelName, app, console, print_json, progress
 from kernelguard.errors import InputError, ToolError
 
 if TYPE_CHECKING:
-    from kernelguard.guard.admission import Admission
+    from kernelguard.guard.question import Admission
     from kernelguard.launching import Launch
 
 
@@ -74,7 +74,7 @@ def launch(
 
     Example: kernelguard launch kernelguard.lock --verdict verdict.json --processes 8 -- train.py --lr 1e-5
     """
-    from kernelguard.guard.admission import Overrides
+    from kernelguard.guard.question import Overrides
     from kernelguard.judge.values import Level, exit_code
     from kernelguard.launching import Request, run_launch, write_run
 
@@ -159,7 +159,7 @@ def _print(admission: Admission, found: Launch, *, dry_run: bool) -> None:
     """Why, and, in a dry run, everything that would be submitted; the talk goes to stderr."""
     from rich.console import Console
 
-    from kernelguard.guard.admission import order
+    from kernelguard.guard.question import order
     from kernelguard.report.terminal import print_finding
 
     talk = Console(stderr=True, highlight=False, emoji=False, markup=False)

@@ -16,7 +16,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from kernelguard.guard.ticket import Ticket, masked, shown_arguments, shown_variables
+from kernelguard.guard.shown import masked, shown_arguments, shown_variables
+from kernelguard.guard.ticket import Ticket
 
 NAME = "kernelguard-attestation.json"
 SCHEMA = 1

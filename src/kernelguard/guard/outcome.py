@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kernelguard.guard.shown import masked
 from kernelguard.guard.ticket import (
     CODE_CONFIGURATION,
     CODE_NODE,
     CODE_UNKNOWN,
     CODES,
     OUTCOME_LINE,
-    masked,
 )
 
 SCHEMA = 1

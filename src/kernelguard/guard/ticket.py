@@ -9,11 +9,12 @@ nothing in it is ever executed or looked up on a network.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from kernelguard.guard.reader import Reader
 
 SCHEMA = 1
 VARIABLE = "KERNELGUARD_TICKET"
@@ -30,64 +31,6 @@ CODE_UNKNOWN = 3
 CODES = (0, CODE_UNKNOWN, CODE_NODE, CODE_CONFIGURATION)
 
 MECHANISMS = ("package", "hub", "torch")
-
-# Values of these may be written to files; every other variable's value stays where it is.
-VARIABLES = frozenset(
-    {
-        "CUDA_VISIBLE_DEVICES",
-        "NVIDIA_VISIBLE_DEVICES",
-        "CUDA_DEVICE_ORDER",
-        "CUDA_LAUNCH_BLOCKING",
-        "CUDA_MODULE_LOADING",
-        "DISABLE_KERNEL_MAPPING",
-        "FLA_CACHE_RESULTS",
-        "FLA_USE_TMA",
-        "GROUP_RANK",
-        "HF_HUB_OFFLINE",
-        "LD_LIBRARY_PATH",
-        "LD_PRELOAD",
-        "LOCAL_KERNELS",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "NCCL_ALGO",
-        "NCCL_IB_DISABLE",
-        "NCCL_IB_HCA",
-        "NCCL_NVLS_ENABLE",
-        "NCCL_P2P_DISABLE",
-        "NCCL_PROTO",
-        "NCCL_SHM_DISABLE",
-        "NCCL_SOCKET_IFNAME",
-        "OMP_NUM_THREADS",
-        "PYTHONPATH",
-        "PYTHONNOUSERSITE",
-        "PYTORCH_ALLOC_CONF",
-        "PYTORCH_CUDA_ALLOC_CONF",
-        "RANK",
-        "SLURM_JOB_ID",
-        "SLURM_NODEID",
-        "TORCHDYNAMO_DISABLE",
-        "TORCHINDUCTOR_CACHE_DIR",
-        "TORCH_COMPILE_DISABLE",
-        "TRITON_CACHE_AUTOTUNING",
-        "TRITON_CACHE_DIR",
-        "TRITON_INTERPRET",
-        "TRITON_PTXAS_PATH",
-        "USE_HUB_KERNELS",
-        "VIRTUAL_ENV",
-        "WORLD_SIZE",
-    }
-)
-_SECRET_VALUE = re.compile(
-    r"\b(hf|sk|pk|gh[pousr]|github_pat|xox[abp]|glpat|dapi|AKIA)[-_]?[A-Za-z0-9_-]{16,}"  # tokens, by how they begin
-    r"|\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+"  # JSON web tokens
-    r"|(?<=://)[^/@\s]+@"  # user and password in a URL
-)
-_SECRET_NAME = re.compile(
-    r"token(?!s|iz)|secret|passw|credential|api[-_.]?key|access[-_.]?key|private[-_.]?key|auth", re.IGNORECASE
-)
-MASK = "(masked)"
 
 
 class TicketError(ValueError):
@@ -266,7 +209,7 @@ def from_document(document: Any, *, source: str = "the ticket") -> Ticket:
     schema = document.get("schema")
     if isinstance(schema, int) and schema > SCHEMA:
         raise TicketError(f"{source} has schema {schema}; this kernelguard reads up to {SCHEMA}")
-    reader = _Reader()
+    reader = Reader()
     if schema != SCHEMA:
         reader.problems.append(f"schema: expected {SCHEMA}, found {schema!r}")
     expected = reader.table(document, "expected")
@@ -308,34 +251,6 @@ def from_document(document: Any, *, source: str = "the ticket") -> Ticket:
     return ticket
 
 
-def shown_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables whose values may be written to a file, with anything that looks like a secret masked."""
-    return {name: masked(environ[name]) for name in sorted(VARIABLES) if name in environ}
-
-
-def masked(text: str) -> str:
-    """A text without what looks like a token or a password in a URL."""
-    return _SECRET_VALUE.sub(MASK, text)
-
-
-def shown_arguments(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """A command line as it may be written to a file: values of options and keys that name a secret are masked."""
-    shown: list[str] = []
-    hide_next = False
-    for argument in argv:
-        name, equals, _ = argument.partition("=")
-        if hide_next and not argument.startswith("-"):
-            shown.append(MASK)
-            hide_next = False
-        elif equals and _SECRET_NAME.search(name):
-            shown.append(f"{name}={MASK}")
-            hide_next = False
-        else:
-            shown.append(masked(argument))
-            hide_next = argument.startswith("-") and not equals and _SECRET_NAME.search(name) is not None
-    return tuple(shown)
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
@@ -344,92 +259,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-_MISSING: Any = object()
-
-
-class _Reader:
-    """Reads typed values out of JSON objects and collects every problem."""
-
-    def __init__(self) -> None:
-        self.problems: list[str] = []
-
-    def _get(
-        self, table: Mapping[str, Any], key: str, place: str, default: Any, *, fits: Callable[[Any], bool], what: str
-    ) -> Any:
-        value = table.get(key, default)
-        if value is _MISSING:
-            self.problems.append(f"{place}{key}: missing")
-        elif not fits(value):
-            self.problems.append(f"{place}{key}: expected {what}, found {type(value).__name__}")
-        else:
-            return value
-        return None
-
-    def table(self, table: Mapping[str, Any], key: str, place: str = "", default: Any = _MISSING) -> Mapping[str, Any]:
-        found = self._get(table, key, place, default, fits=lambda v: isinstance(v, dict), what="an object")
-        return found if found is not None else {}
-
-    def optional_table(self, table: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
-        def fits(value: Any) -> bool:
-            return value is None or isinstance(value, dict)
-
-        found: Mapping[str, Any] | None = self._get(table, key, "", None, fits=fits, what="an object or null")
-        return found
-
-    def text(
-        self,
-        table: Mapping[str, Any],
-        key: str,
-        place: str = "",
-        *,
-        default: Any = _MISSING,
-        one_of: tuple[str, ...] | None = None,
-    ) -> str:
-        found = self._get(table, key, place, default, fits=lambda v: isinstance(v, str), what="a text")
-        if found is not None and one_of is not None and found not in one_of:
-            self.problems.append(f"{place}{key}: expected one of {', '.join(one_of)}, found {found}")
-        return found if found is not None else ""
-
-    def boolean(self, table: Mapping[str, Any], key: str, place: str = "", *, default: Any = _MISSING) -> bool:
-        return bool(self._get(table, key, place, default, fits=lambda v: isinstance(v, bool), what="true or false"))
-
-    def texts(self, table: Mapping[str, Any], key: str, place: str = "") -> tuple[str, ...]:
-        found = self._get(table, key, place, [], fits=_is_texts, what="a list of texts")
-        return tuple(found or ())
-
-    def text_map(self, table: Mapping[str, Any], key: str, place: str = "") -> dict[str, str]:
-        def fits(value: Any) -> bool:
-            return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
-
-        return dict(self._get(table, key, place, {}, fits=fits, what="texts by name") or {})
-
-    def text_lists(self, table: Mapping[str, Any], key: str) -> dict[str, tuple[str, ...]]:
-        def fits(value: Any) -> bool:
-            return isinstance(value, dict) and all(_is_texts(item) for item in value.values())
-
-        found = self._get(table, key, "", {}, fits=fits, what="lists of texts by name") or {}
-        return {name: tuple(item) for name, item in found.items()}
-
-    def rows(self, table: Mapping[str, Any], key: str) -> list[tuple[str, Mapping[str, Any]]]:
-        def fits(value: Any) -> bool:
-            return isinstance(value, list) and all(isinstance(item, dict) for item in value)
-
-        found = self._get(table, key, "", [], fits=fits, what="a list of objects") or []
-        return [(f"{key}[{number}].", row) for number, row in enumerate(found)]
-
-    def seconds(self, table: Mapping[str, Any], key: str, place: str, default: float) -> float:
-        def fits(value: Any) -> bool:
-            return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 86_400
-
-        found = self._get(table, key, place, default, fits=fits, what="seconds of at most a day, above 0,")
-        return float(found) if found is not None else default
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-def _document(reader: _Reader, document: Mapping[str, Any], key: str) -> Document:
+def _document(reader: Reader, document: Mapping[str, Any], key: str) -> Document:
     row = reader.table(document, key)
     return Document(
         path=reader.text(row, "path", f"{key}."),
@@ -438,13 +268,13 @@ def _document(reader: _Reader, document: Mapping[str, Any], key: str) -> Documen
     )
 
 
-def _deadlines(reader: _Reader, row: Mapping[str, Any]) -> Deadlines:
+def _deadlines(reader: Reader, row: Mapping[str, Any]) -> Deadlines:
     standard = Deadlines()
     names = ("rendezvous_s", "fingerprint_s", "probe_s", "verdict_s")
     return Deadlines(**{n: reader.seconds(row, n, "deadlines.", getattr(standard, n)) for n in names})
 
 
-def _expected(reader: _Reader, row: Mapping[str, Any]) -> Expected:
+def _expected(reader: Reader, row: Mapping[str, Any]) -> Expected:
     names = ("python", "torch", "triton", "cuda", "transformers", "gpu", "driver", "driver_floor")
     capability = row.get("capability")
     if capability is not None and not _is_capability(capability):
@@ -469,7 +299,7 @@ def _is_capability(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(type(item) is int for item in value)
 
 
-def _path(reader: _Reader, row: Mapping[str, Any], place: str) -> ExpectedPath:
+def _path(reader: Reader, row: Mapping[str, Any], place: str) -> ExpectedPath:
     layers = row.get("layers")
     if layers is not None and type(layers) is not int:
         reader.problems.append(f"{place}layers: expected a number or null")

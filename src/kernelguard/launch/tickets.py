@@ -11,9 +11,9 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from kernelguard.declare.values import Declaration, FastPath, Intent, Phase
-from kernelguard.guard.admission import Admission
+from kernelguard.guard.question import Admission
+from kernelguard.guard.shown import VARIABLES
 from kernelguard.guard.ticket import (
-    VARIABLES,
     AdmissionNote,
     Deadlines,
     Document,
