@@ -13,6 +13,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
+# Tests run side by side, one for each core: more threads than that only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A property holds on a busy machine too. The first text that Hypothesis draws in a fresh checkout costs it seconds.
 hypothesis.settings.register_profile(
     "kernelguard", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

@@ -28,7 +28,7 @@ from kernelguard.declare.values import Declaration, Intent, ModelConfig, Transfo
 from kernelguard.errors import InputError, UndeterminedError
 from kernelguard.judge.assess import Evidence, assess
 from kernelguard.judge.attention import attention_module
-from kernelguard.judge.rules import Facts, Rule, apply_rules, load_rules
+from kernelguard.judge.rules import Facts, OpenRule, Rule, apply_rules, load_rules
 from kernelguard.judge.values import Finding, Level, Status
 from kernelguard.matrix import kernel_packages
 from kernelguard.observe.values import Bindings, Environment
@@ -109,8 +109,7 @@ def run_check(request: Request, environ: Mapping[str, str]) -> Check:
         resolution = _known_set(evidence, rules)
         evidence = replace(evidence, resolution=resolution, lock_command=_lock_command(request))
         if not isinstance(resolution, str) and resolution.complete:
-            # The search has held its set against every rule that is a no; what would only warn is still open.
-            open_rules = tuple(rule for rule in open_rules if rule.status is not Status.FAIL)
+            evidence, open_rules = _with_cautions(evidence, resolution, rules, open_rules)
     if environment.live:
         # Imported here, because a static check has no files to read and shall not pay for it.
         from kernelguard.binaries import binary_findings  # noqa: PLC0415
@@ -135,6 +134,24 @@ def _known_set(evidence: Evidence, rules: Sequence[Rule]) -> Resolution | str:
         return known_set(evidence.declaration, evidence.intent, evidence.environment, rules)
     except InputError as error:
         return error.message
+
+
+def _with_cautions(
+    evidence: Evidence, resolution: Resolution, rules: Sequence[Rule], open_rules: Sequence[OpenRule]
+) -> tuple[Evidence, tuple[OpenRule, ...]]:
+    """What the rules say once the set is known: the search has held it against each of them."""
+    from kernelguard.judge.fits import judge_cautions  # noqa: PLC0415
+
+    said = {finding.code for finding in evidence.rule_findings}
+    cautions = tuple(f for f in judge_cautions(resolution, rules) if f.code not in said)
+    decided = {finding.code for finding in cautions}
+    unsure = {caution.rule for caution in resolution.cautions if not caution.certain}
+    still_open = tuple(
+        rule
+        for rule in open_rules
+        if rule.rule_id not in decided and (rule.status is Status.WARN or rule.rule_id in unsure)
+    )
+    return replace(evidence, rule_findings=(*evidence.rule_findings, *cautions)), still_open
 
 
 def _lock_command(request: Request, target: str | None = None) -> str:

@@ -46,8 +46,10 @@ class Request:
     options: Options = field(default_factory=Options)
 
 
-def run_lock(request: Request, output: Path, environ: Mapping[str, str]) -> tuple[Lock, tuple[Path, ...], Resolution]:
+def run_lock(request: Request, output: Path, environ: Mapping[str, str]) -> tuple[Lock, tuple[Path, ...]]:
     """Find the newest set that serves every fast path, pin every file of it, and write it down.
+
+    Returns the lock, and which files were written.
 
     Raises:
         InputError: an argument or a file is unusable.
@@ -94,7 +96,7 @@ def run_lock(request: Request, output: Path, environ: Mapping[str, str]) -> tupl
         cache=cache,
         http=http,
     )
-    return lock, write_lock(lock, output), resolution
+    return lock, write_lock(lock, output)
 
 
 def run_record(request: Request, python: Path | None, output: Path, environ: Mapping[str, str]) -> Lock:

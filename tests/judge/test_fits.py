@@ -29,10 +29,10 @@ TARGETS = [
 ]
 
 
-def asked(tmp_path: Path, target: str) -> dict[str, Any]:
+def asked(tmp_path: Path, target: str, *, strict: bool = False, **flags: Any) -> dict[str, Any]:
     model = configs.write(tmp_path / "model", dict(configs.QWEN3_5))
     tree = transformers_base("5.24.0").site / "transformers"
-    request = Request(model=str(model), flags={}, target=target, transformers=str(tree))
+    request = Request(model=str(model), flags=flags, target=target, transformers=str(tree), strict=strict)
     return to_document(run_check(request, {"PATH": "", "HOME": str(tmp_path)}))
 
 
@@ -53,3 +53,25 @@ def test_what_the_search_has_decided_is_not_called_open(tmp_path: Path) -> None:
     # A rule that only warns is not decided by the search, and stays open.
     assert {rule["status"] for rule in asked(tmp_path, "h100,driver=470")["open_rules"]} == {"warn"}
     assert "fail" in {rule["status"] for rule in asked(tmp_path, "h100,torch=2.15.0")["open_rules"]}
+
+
+OVERRUN = "cc1d-seq-idx-overrun"
+"""A rule that only warns, about the newest causal-conv1d that fits a driver of that age."""
+SIGNALS = ("position_ids", "cu_seq_lens_q", "seq_idx")
+
+
+def test_a_rule_that_warns_of_a_found_build_is_a_warning(tmp_path: Path) -> None:
+    said = asked(tmp_path, "h100,driver=470", packed=True, signals=SIGNALS)
+    warned = next(f for f in said["findings"] if f["code"] == OVERRUN)
+    assert warned["status"] == "warn"
+    assert "causal-conv1d 1.6.2.post1 is in <1.7.0" in warned["reason"]
+    assert "causal-conv1d>=1.7.0" in warned["fix"]
+    assert OVERRUN not in {rule["rule_id"] for rule in said["open_rules"]}, "it is decided"
+    assert said["exit_code"] == 0
+
+
+def test_strict_refuses_it(tmp_path: Path) -> None:
+    assert asked(tmp_path, "h100,driver=470", packed=True, signals=SIGNALS, strict=True)["exit_code"] == 1
+    unpacked = asked(tmp_path, "h100,driver=470", packed=False, strict=True)
+    assert unpacked["exit_code"] == 0
+    assert OVERRUN not in {f["code"] for f in unpacked["findings"]}

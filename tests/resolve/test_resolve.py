@@ -343,7 +343,7 @@ def test_an_open_rule_is_a_note_not_a_silent_yes() -> None:
         return RuleAnswer(unknown=(("some-rule", "would fail if glibc is <2.32"),))
 
     found = resolve(needs=needs(), environment=target("h100"), transformers=TRANSFORMERS, rules=unsure)
-    assert "some-rule: cannot tell, would fail if glibc is <2.32" in found.notes
+    assert [str(c) for c in found.cautions] == ["some-rule: cannot tell, would fail if glibc is <2.32"]
 
 
 def test_what_nobody_said_is_noted() -> None:

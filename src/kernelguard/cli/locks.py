@@ -56,7 +56,8 @@ def lock(
     from kernelguard.resolve import Options
 
     if check is not None:
-        raise typer.Exit(_report(run_lock_check(check, _interpreter(python))))
+        interpreter = _interpreter(python)
+        raise typer.Exit(_report(check, interpreter, run_lock_check(check, interpreter)))
     if model is None:
         raise InputError("no model was given", hint="kernelguard lock MODEL --target h100")
     request = Request(
@@ -79,10 +80,10 @@ def lock(
         typer.echo(f"wrote {output}: {len(recorded.pins)} distributions as installed{admits}", err=True)
         return
     with progress("resolving and hashing"):
-        made, files, resolution = run_lock(request, output, dict(os.environ))
+        made, files = run_lock(request, output, dict(os.environ))
     from kernelguard.report.lock import print_lock
 
-    print_lock(console(), made, resolution)
+    print_lock(console(), made, output)
     for file in files:
         typer.echo(f"wrote {file}", err=True)
 
@@ -102,9 +103,10 @@ def sync(
     """
     from kernelguard.locking import run_sync
 
+    interpreter = _interpreter(python)
     with progress("installing"):
-        findings = run_sync(lock_file, python, dict(os.environ), keep_extra=keep_extra)
-    raise typer.Exit(_report(findings))
+        findings = run_sync(lock_file, interpreter, dict(os.environ), keep_extra=keep_extra)
+    raise typer.Exit(_report(lock_file, interpreter, findings))
 
 
 def _interpreter(python: Path | None) -> Path:
@@ -113,11 +115,14 @@ def _interpreter(python: Path | None) -> Path:
     return Path(find_interpreter(python, os.environ))
 
 
-def _report(findings: Sequence[Finding]) -> int:
-    """Print the findings; the exit code that they make."""
+def _report(path: Path, python: Path, findings: Sequence[Finding]) -> int:
+    """Print what was found when an interpreter was held against a lock; the exit code that it makes."""
     from kernelguard.judge.values import exit_code, worst
-    from kernelguard.report.terminal import print_finding
+    from kernelguard.lock import load_lock
+    from kernelguard.report.lock import lock_header
+    from kernelguard.report.terminal import print_findings, print_header
 
-    for finding in findings:
-        print_finding(console(), finding)
-    return exit_code(worst(f.status for f in findings))
+    code = exit_code(worst(f.status for f in findings))
+    print_header(console(), lock_header(load_lock(path), path, python))
+    print_findings(console(), path.name, findings, code=code)
+    return code

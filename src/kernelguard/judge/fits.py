@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from kernelguard.declare.values import FastPath
+from kernelguard.judge.rules import Rule
 from kernelguard.judge.values import Finding, Status
 from kernelguard.resolve.values import Candidate, Choice, Known, Need, Rejected, RejectionCode, Resolution
 
@@ -43,6 +44,21 @@ def judge_fit(path: FastPath, resolution: Resolution | str, lock: str) -> Findin
     return _missing(path, need, resolution, lock)
 
 
+def judge_cautions(resolution: Resolution, rules: Iterable[Rule]) -> Iterator[Finding]:
+    """What the rules certainly say about the set that was found, without speaking against it."""
+    by_id = {rule.id: rule for rule in rules}
+    for caution in resolution.cautions:
+        rule = by_id.get(caution.rule)
+        if rule is not None and caution.certain:
+            yield Finding(
+                code=rule.id,
+                status=Status.WARN,
+                reason=f"Of the builds that were found: {caution.reason}",
+                fix=rule.fix,
+                evidence=rule.evidence,
+            )
+
+
 def judge_locked(path: FastPath, locked: Mapping[str, str], lock: str) -> Finding:
     """What a lock says about one fast path; `locked` has what serves each symbol, empty where nothing does."""
     served = locked.get(path.symbol)
@@ -73,10 +89,6 @@ def judge_locked_model(locked: str, given: str, lock: str) -> Iterator[Finding]:
 def _chosen(path: FastPath, chosen: Choice, resolution: Resolution, lock: str) -> Finding:
     torch = resolution.torch.label if resolution.torch is not None else ""
     candidates = [accepted.candidate for accepted in chosen.accepted]
-    served = chosen.provider.symbols
-    if served and path.symbol not in served:
-        told = f"{candidates[0].label} was found, which has {', '.join(served)} and not {path.symbol}"
-        return _unknown(path, told, lock)
     triton = f" and triton {resolution.triton}" if resolution.triton is not None else ""
     what = f"{candidates[0].label} fits torch {torch.removeprefix('torch ')}{triton}"
     unseen = [c for c in candidates if c.known not in _LOOKED_AT]

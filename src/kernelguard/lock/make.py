@@ -138,7 +138,7 @@ def make_lock(
         admits_launch=resolution.admits_launch,
         hub=tuple(hub_pins(resolution, hub)),
         sources=tuple(source_pins(resolution, indexes[0])),
-        notes=resolution.notes,
+        notes=(*resolution.notes, *map(str, resolution.cautions)),
     )
 
 

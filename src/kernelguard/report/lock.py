@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 from rich.console import Console
-from rich.text import Text
 
+from kernelguard.judge.values import Status
 from kernelguard.lock.values import Lock, Role
-from kernelguard.report.terminal import line, note
-from kernelguard.resolve.values import Resolution
+from kernelguard.report.terminal import close, note, print_header
 
 
-def print_lock(console: Console, lock: Lock, resolution: Resolution) -> None:
+def lock_header(lock: Lock, path: Path, python: Path | None = None) -> Iterator[tuple[str, str]]:
+    """What a lock is about, and the interpreter that is held against it."""
+    target, torch = lock.target, lock.torch
+    yield "lock", str(path)
+    yield "model", f"{lock.model.model_type} ({lock.model.source})"
+    yield "transformers", lock.transformers
+    if python is not None:
+        yield "environment", str(python)
+    cuda = f"CUDA {torch.cuda}" if torch.cuda else "CPU build"
+    yield "torch", ", ".join(filter(None, (torch.version, cuda, f"triton {torch.triton}" if torch.triton else "")))
+    names = zip(target.gpus, target.capabilities, strict=False)
+    gpus = ", ".join(f"{name} (sm_{capability.replace('.', '')})" for name, capability in names)
+    yield "gpu", (gpus or "none") + (f", driver {target.driver} or later" if target.driver else "")
+
+
+def print_lock(console: Console, lock: Lock, path: Path) -> None:
     """Print the choice and its reasons; the files themselves hold every pin."""
-    note(console, "model", f"{lock.model.model_type} with transformers {lock.transformers}", width=14)
-    cuda = f"CUDA {lock.torch.cuda}" if lock.torch.cuda else "CPU build"
-    triton = f", triton {lock.torch.triton}" if lock.torch.triton else ""
-    note(console, "torch", f"{lock.torch.version}, {cuda}{triton} (from {lock.torch.channel})", width=14)
+    print_header(console, lock_header(lock, path))
     for pin in lock.pins:
         if pin.role is Role.KERNEL:
-            note(console, pin.name, f"{pin.version}", width=14)
-    for text in resolution.notes:
-        note(console, "note", text, width=14)
-    admits = "" if lock.admits_launch else "; it admits no launch, because it holds no GPU build"
-    line(console, Text(f"{len(lock.pins)} distributions, {len(lock.hub)} hub kernels, hashed{admits}"))
+            note(console, pin.name, pin.version, width=24)
+    for text in lock.notes:
+        note(console, "note", text)
+    said = [f"{lock.model.model_type}, {len(lock.pins)} distributions and {len(lock.hub)} hub kernels, hashed"]
+    if not lock.admits_launch:
+        said.append("it admits no launch, because it holds no GPU build")
+    close(console, Status.PASS, *said, code=0)

@@ -69,7 +69,6 @@ def _behind_a_shim(facts: PackageFacts, package: str, symbols: frozenset[str]) -
             yield Provider(
                 distribution=facts.distribution,
                 companions=facts.companions,
-                symbols=serves.symbols,
                 shim=serves.shim,
                 why=serves.why,
             )
@@ -81,6 +80,5 @@ def _from_hub(package: str, symbols: frozenset[str], known: Matrix) -> Iterator[
             yield Provider(
                 distribution=repository.id,
                 kind=Kind.HUB,
-                symbols=repository.symbols,
                 why="a build from the kernel hub, loaded through the package kernels",
             )

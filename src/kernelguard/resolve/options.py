@@ -17,6 +17,7 @@ from kernelguard.resolve.request import Request, RuleCheck
 from kernelguard.resolve.values import (
     Accepted,
     Candidate,
+    Caution,
     Kind,
     Need,
     Provider,
@@ -66,7 +67,7 @@ class Scope:
     rules: RuleCheck
     allowed: Allowed
     say: Callable[[Rejected | Accepted], None]
-    answers: dict[tuple[str, ...], tuple[bool, tuple[str, ...]]] = field(default_factory=dict)
+    answers: dict[tuple[str, ...], tuple[bool, tuple[Caution, ...]]] = field(default_factory=dict)
 
     def reject(self, candidate: Candidate, code: RejectionCode, reason: str, rule: str = "") -> None:
         """Put one no into the trace."""
@@ -229,25 +230,25 @@ def _to_verify(candidate: Candidate, scope: Scope) -> Iterator[str]:
         yield f"built for torch {made.torch}, used with {scope.build.label}: forward and backward have to be verified"
 
 
-def allowed_by_rules(candidates: tuple[Candidate, ...], scope: Scope) -> tuple[bool, tuple[str, ...]]:
-    """Whether no rule speaks against these candidates together, and what the rules want to be known."""
+def allowed_by_rules(candidates: tuple[Candidate, ...], scope: Scope) -> tuple[bool, tuple[Caution, ...]]:
+    """Whether no rule speaks against these candidates together, and what the rules say all the same."""
     key = tuple(f"{c.distribution}=={c.version}@{c.kind}" for c in candidates)
     if key in scope.answers:
         return scope.answers[key]
     against: dict[str, str] = {}
-    notes: dict[str, str] = {}
+    cautions: dict[str, Caution] = {}
     for environment in _machines(hypothetical(scope.request, scope.build, candidates)):
         answer = scope.rules(environment, via(candidates))
         against.update(answer.against)
-        notes.update((rule, f"{rule}: {text}") for rule, text in answer.warnings)
-        notes.update((rule, f"{rule}: cannot tell, {text}") for rule, text in answer.unknown)
+        for certain, said in ((False, answer.unknown), (True, answer.warnings)):
+            cautions.update((rule, Caution(rule=rule, reason=text, certain=certain)) for rule, text in said)
         if against:
             # One kind of GPU of the fleet is enough for a no.
             break
     for rule, reason in sorted(against.items()):
         label = " + ".join(c.label for c in candidates[1:])
         scope.reject(candidates[0], RejectionCode.RULE, reason + (f" (with {label})" if label else ""), rule)
-    scope.answers[key] = (not against, tuple(notes[rule] for rule in sorted(notes)))
+    scope.answers[key] = (not against, tuple(cautions[rule] for rule in sorted(cautions)))
     return scope.answers[key]
 
 

@@ -18,6 +18,7 @@ from kernelguard.resolve.rank import rank_candidates, rank_torch
 from kernelguard.resolve.request import Request, RuleCheck
 from kernelguard.resolve.values import (
     Candidate,
+    Caution,
     Choice,
     Cost,
     Decision,
@@ -51,8 +52,7 @@ class Found:
     missing: tuple[Need, ...]
     costs: tuple[Cost, ...]
     trace: tuple[Decision, ...]
-    notes: tuple[str, ...] = ()
-    """What the rules say about the set without speaking against it."""
+    cautions: tuple[Caution, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -153,7 +153,7 @@ def _found(
         build=best.build if best is not None else None,
         choices=best.choices if best is not None else (),
         missing=(*best.missing, *hopeless) if best is not None else request.needs,
-        notes=best.notes if best is not None else (),
+        cautions=best.cautions if best is not None else (),
         costs=costs,
         trace=tuple(dict.fromkeys(trace)),
     )
@@ -164,7 +164,7 @@ class _Set:
     build: TorchBuild
     choices: tuple[Choice, ...]
     missing: tuple[Need, ...]
-    notes: tuple[str, ...] = ()
+    cautions: tuple[Caution, ...] = ()
 
 
 def check_target(request: Request, market: Market) -> None:
@@ -277,10 +277,10 @@ def _best_set(needs: Sequence[Need], scope: Scope) -> _Set:
     while True:
         combinations = itertools.islice(_combinations([ways[need] for need in served]), _MOST_COMBINATIONS)
         for together in combinations:
-            notes = _fit_together(together, scope)
-            if notes is not None:
+            cautions = _fit_together(together, scope)
+            if cautions is not None:
                 choices = tuple(_choice(option, scope) for option in together)
-                return _Set(build=scope.build, choices=choices, missing=missing, notes=notes)
+                return _Set(build=scope.build, choices=choices, missing=missing, cautions=cautions)
         # Each fits alone, but no ways to serve all of them fit together: do without the last one.
         missing = (served.pop(), *missing)
 
@@ -317,8 +317,8 @@ def _combinations(ways: Sequence[_Lazy]) -> Iterator[tuple[Option, ...]]:
             yield (option, *rest)
 
 
-def _fit_together(together: Sequence[Option], scope: Scope) -> tuple[str, ...] | None:
-    """Notes of the rules about the whole set; None: its members exclude each other."""
+def _fit_together(together: Sequence[Option], scope: Scope) -> tuple[Caution, ...] | None:
+    """What the rules say about the whole set; None: its members exclude each other."""
     candidates = tuple({c.distribution: c for option in together for c in option.candidates}.values())
     for one in together:
         for mine in one.candidates:
@@ -331,8 +331,8 @@ def _fit_together(together: Sequence[Option], scope: Scope) -> tuple[str, ...] |
     for conflict in conflicts(candidates):
         scope.reject(candidates[0], RejectionCode.REQUIRES, conflict)
         return None
-    allowed, notes = allowed_by_rules(candidates, scope)
-    return notes if allowed else None
+    allowed, cautions = allowed_by_rules(candidates, scope)
+    return cautions if allowed else None
 
 
 def _choice(option: Option, scope: Scope) -> Choice:

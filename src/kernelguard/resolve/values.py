@@ -14,6 +14,7 @@ __all__ = [
     "Accepted",
     "BuiltFor",
     "Candidate",
+    "Caution",
     "Choice",
     "Cost",
     "Decision",
@@ -89,12 +90,25 @@ class Accepted:
     candidate: Candidate
     torch: str
     notes: tuple[str, ...] = ()
-    """What a person has to know: not known, unverified, or a rule that warns."""
+    """What a person has to know: not stated, or not verified."""
     verify: tuple[str, ...] = ()
     """What has to be measured before this may be trusted (a wheel of another torch minor)."""
 
 
 Decision = Accepted | Rejected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caution:
+    """What a row of `matrices/rules.toml` says about the chosen set without speaking against it."""
+
+    rule: str
+    reason: str
+    certain: bool
+    """False: the rule may speak against the set, and the target does not say enough to tell."""
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.reason}" if self.certain else f"{self.rule}: cannot tell, {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +120,6 @@ class Provider:
     kind: Kind = Kind.WHEEL
     companions: tuple[str, ...] = ()
     """Installed with it at the same version."""
-    symbols: tuple[str, ...] = ()
-    """Those of the need that it serves; empty: all."""
     shim: str = ""
     """What has to bind the model to it; empty: the model's own code does. `--shim NAME` or the bundled trainer."""
     why: str = ""
@@ -175,6 +187,7 @@ class Resolution:
     costs: tuple[Cost, ...]
     trace: tuple[Decision, ...]
     notes: tuple[str, ...] = ()
+    cautions: tuple[Caution, ...] = ()
     builds: tuple[SourceBuild, ...] = ()
     fixes: tuple[str, ...] = ()
     """What would make an incomplete set complete, each a change to the target or a flag."""
