@@ -229,22 +229,10 @@ def _print_outcome(outcome: Outcome, *, as_json: bool) -> None:
         }
         print_json(document)
         return
-    typer.echo(outcome.text)
-    if outcome.unchanged:
-        return
-    if facts is not None:
-        typer.echo(f"  id       {facts.id}")
-        typer.echo(f"  content  {facts.content}")
-    if outcome.verdict is not None:
-        typer.echo(f"  verdict  {outcome.verdict}")
-    for layer in outcome.layers:
-        typer.echo(f"  {layer.size / 1e6:>9.1f} MB  {layer.made_by[:90]}")
-    if outcome.layers:
-        typer.echo(f"  {sum(layer.size for layer in outcome.layers) / 1e6:>9.1f} MB  in all")
-    if outcome.seconds:
-        typer.echo("  " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in outcome.seconds.items()))
-    if outcome.fix:
-        typer.echo(f"  next: {outcome.fix}")
+    from kernelguard.cli.shared import console
+    from kernelguard.report.image import print_outcome
+
+    print_outcome(console(), outcome)
 
 
 @contextlib.contextmanager
@@ -356,22 +344,29 @@ def check_image(
         document["exit_code"] = _worse(code, _code(findings, strict="--strict" in arguments))
         print_json(document)
     else:
-        typer.echo(output, nl=False)
-        _print_findings(image, findings, strict=False, as_json=False)
+        from kernelguard.cli.shared import console
+        from kernelguard.judge.values import Status
+        from kernelguard.report.terminal import close, count, print_finding
+
+        typer.echo(output)
+        for finding in findings:
+            print_finding(console(), finding)
+        both = _worse(code, _code(findings, strict="--strict" in arguments))
+        what = f"{image}, the check above (exit {code}) and {count('finding', (f.status for f in findings))}"
+        close(console(), {0: Status.PASS, 1: Status.FAIL, 3: Status.UNKNOWN}[both], what, code=both)
     return _worse(code, _code(findings, strict="--strict" in arguments))
 
 
 def _print_findings(what: str, findings: Sequence[Finding], *, strict: bool, as_json: bool) -> int:
     from kernelguard.cli.shared import console
-    from kernelguard.report.terminal import print_finding
+    from kernelguard.report.terminal import print_findings
 
     code = _code(findings, strict=strict)
     if as_json:
         rows = [{**asdict(f), "status": str(f.status)} for f in findings]
         print_json({"schema": 1, "kind": "findings", "subject": what, "exit_code": code, "findings": rows})
     else:
-        for finding in findings:
-            print_finding(console(), finding)
+        print_findings(console(), what, findings, code=code)
     return code
 
 

@@ -160,21 +160,22 @@ def _print(admission: Admission, found: Launch, *, dry_run: bool) -> None:
     from rich.console import Console
 
     from kernelguard.guard.question import order
-    from kernelguard.report.terminal import print_finding
+    from kernelguard.judge.values import exit_code
+    from kernelguard.report.terminal import print_findings
 
-    talk = Console(stderr=True, highlight=False, emoji=False, markup=False)
-    for finding in order(admission.findings if admission.admitted else admission.refusals):
-        print_finding(console() if not admission.admitted else talk, finding)
+    admitted = admission.admitted
+    talk = Console(stderr=True, highlight=False, emoji=False, markup=False) if admitted else console()
+    findings = tuple(order(admission.findings if admitted else admission.refusals))
+    about = f"admitted to {found.engine.name}" if admitted else "not admitted, nothing was started"
+    print_findings(talk, about, findings, code=None if admitted else exit_code(admission.status))
     for override in admission.overrides:
         typer.echo(f"override: {override}", err=True)
-    if admission.admitted and dry_run and found.submission is not None:
+    if admitted and dry_run and found.submission is not None:
         for name, text in found.submission.files:
             typer.echo(f"# {found.run_dir / name}")
             typer.echo(text, nl=not text.endswith("\n"))
         typer.echo("# command")
         typer.echo(shlex.join(found.submission.argv))
-    if not admission.admitted:
-        typer.echo(f"not admitted: nothing was started (exit {1 if admission.status == 'fail' else 3})", err=True)
 
 
 def _document(found: Launch) -> dict[str, object]:

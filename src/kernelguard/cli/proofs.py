@@ -112,8 +112,9 @@ def verify(
         from kernelguard.report.terminal import print_check
         from kernelguard.report.verdict import print_verdict
 
-        print_check(console(), proof.check)
-        print_verdict(console(), proof.verdict, proof.findings)
+        print_check(console(), proof.check, closes=False)
+        console().print()
+        print_verdict(console(), proof.verdict, proof.findings, status=proof.status, strict=strict)
     raise typer.Exit(exit_code(proof.status, strict=strict))
 
 
@@ -181,12 +182,15 @@ def _inside(
             say=say,
         )
         evidence = make_evidence(answer, content=facts.content, name=image, lock=digest)
+    status = worst(finding.status for finding in evidence.findings)
     if output is not None:
         write(output, dumps(evidence.document).decode())
     if as_json:
         print_json(dict(evidence.document))
     else:
-        from kernelguard.report.verdict import print_verdict
+        from kernelguard.report.terminal import print_header
+        from kernelguard.report.verdict import print_verdict, verdict_header
 
-        print_verdict(console(), evidence.verdict, evidence.findings)
-    raise typer.Exit(exit_code(worst(f.status for f in evidence.findings), strict=strict))
+        print_header(console(), verdict_header(evidence.verdict, image))
+        print_verdict(console(), evidence.verdict, evidence.findings, status=status, strict=strict)
+    raise typer.Exit(exit_code(status, strict=strict))

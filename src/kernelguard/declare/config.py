@@ -31,12 +31,12 @@ def read_config(model: str) -> ModelConfig:
         is_local = path.exists() or path.is_symlink()
     except OSError as error:  # a name that is too long, a parent that may not be searched
         raise InputError(
-            f"{shown(model)} cannot be looked at: {error.strerror or error}.",
+            f"{shown(model)} cannot be looked at: {error.strerror or error}",
             hint="check the path and its permissions",
         ) from error
     except (ValueError, RuntimeError) as error:  # an embedded null byte, the home of a user who does not exist
         raise InputError(
-            f"{shown(model)} is not a path: {error}.", hint="give a config.json, its folder or a hub id"
+            f"{shown(model)} is not a path: {error}", hint="give a config.json, its folder or a hub id"
         ) from error
     if is_local:
         file = _config_in(path)
@@ -59,17 +59,17 @@ def parse_config(raw: object, *, source: str, folder: Path | None = None) -> Mod
     if not isinstance(raw, dict):
         kind = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}.get(type(raw), "a number")
         raise InputError(
-            f"{source} holds {kind}, but a model configuration is a JSON object.",
+            f"{source} holds {kind}, but a model configuration is a JSON object",
             hint="give the config.json that lies beside the model's weights",
         )
     if "model_type" not in raw:
         raise InputError(
-            f"{source} has no model_type{_what_it_is(raw)}.", hint="give the config.json of the model itself"
+            f"{source} has no model_type{_what_it_is(raw)}", hint="give the config.json of the model itself"
         )
     model_type = raw["model_type"]
     if not isinstance(model_type, str) or not model_type.strip():
         raise InputError(
-            f"{source}: model_type is {shown(json.dumps(model_type))}, but must be a non-empty string.",
+            f"{source}: model_type is {shown(json.dumps(model_type))}, but must be a non-empty string",
             hint='for example "model_type": "qwen3_5"',
         )
     architectures = raw.get("architectures")
@@ -93,7 +93,7 @@ def _nested(raw: Mapping[str, Any], prefix: str, *, source: str, depth: int = 0)
     """Every configuration inside `raw` that names its own model_type, outer ones first."""
     if depth > MAX_DEPTH:
         raise InputError(
-            f"{source} is nested more than {MAX_DEPTH} levels deep.", hint="this is not a model configuration"
+            f"{source} is nested more than {MAX_DEPTH} levels deep", hint="this is not a model configuration"
         )
     for key, value in raw.items():
         if not isinstance(value, dict):
@@ -118,7 +118,7 @@ def _config_in(path: Path) -> Path:
     """The config.json that `path` means."""
     if path.is_symlink() and not path.exists():
         raise InputError(
-            f"{path} is a link to {path.readlink()}, which does not exist.", hint="restore the link's target"
+            f"{path} is a link to {path.readlink()}, which does not exist", hint="restore the link's target"
         )
     if not path.is_dir():
         return path
@@ -126,7 +126,7 @@ def _config_in(path: Path) -> Path:
     try:
         found = sorted(entry.name for entry in path.iterdir())
     except OSError as error:
-        raise InputError(f"The folder {path} cannot be read: {error.strerror}.", hint=f"chmod u+rx {path}") from error
+        raise InputError(f"the folder {path} cannot be read: {error.strerror}", hint=f"chmod u+rx {path}") from error
     if _CONFIG in found:
         return _config_in(file) if file.is_symlink() else file
     other = [name for name in found if name.endswith(".json")]
@@ -135,49 +135,49 @@ def _config_in(path: Path) -> Path:
     )
     below = sorted(child.parent.name for child in path.glob(f"*/{_CONFIG}"))
     hint = f"give {path / below[0]}" if below else "give the folder that holds the model's config.json"
-    raise InputError(f"The folder {path} has no config.json; {holds}.", hint=hint)
+    raise InputError(f"the folder {path} has no config.json; {holds}", hint=hint)
 
 
 def _load(file: Path) -> object:
     """The parsed JSON of `file`, every way of being unreadable told apart."""
     if file.is_dir():
-        raise InputError(f"{file} is a folder, but config.json must be a file.", hint="remove the folder of that name")
+        raise InputError(f"{file} is a folder, but config.json must be a file", hint="remove the folder of that name")
     try:
         if not file.is_file():
-            raise InputError(f"{file} is not a regular file.", hint="give a config.json")
+            raise InputError(f"{file} is not a regular file", hint="give a config.json")
         size = file.stat().st_size
         if size > MAX_BYTES:
             raise InputError(
-                f"{file} has {size / 1024 / 1024:.0f} MB, but a config.json has a few kB.",
+                f"{file} has {size / 1024 / 1024:.0f} MB, but a config.json has a few kB",
                 hint="give the config.json, not the weights",
             )
         data = file.read_bytes()
     except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}.", hint=f"chmod u+r {file}") from error
+        raise InputError(f"{file} cannot be read: {error.strerror}", hint=f"chmod u+r {file}") from error
     if not data.strip():
-        raise InputError(f"{file} is empty.", hint="fetch it again")
+        raise InputError(f"{file} is empty", hint="fetch it again")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{file} is not text: byte 0x{data[error.start]:02x} at offset {error.start} is not UTF-8.",
+            f"{file} is not text: byte 0x{data[error.start]:02x} at offset {error.start} is not UTF-8",
             hint="give the config.json, not the weights",
         ) from error
     try:
         return json.loads(text, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         raise InputError(
-            f"{file} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}.", hint=_json_hint(text)
+            f"{file} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}", hint=_json_hint(text)
         ) from error
     except RecursionError as error:
-        raise InputError(f"{file} is nested too deeply.", hint="this is not a model configuration") from error
+        raise InputError(f"{file} is nested too deeply", hint="this is not a model configuration") from error
     except _ConstantError as error:
         raise InputError(
-            f"{file} is not JSON: {error} is no JSON number.", hint="write the number out, or null"
+            f"{file} is not JSON: {error} is no JSON number", hint="write the number out, or null"
         ) from error
     except ValueError as error:  # an integer of more than 4300 digits
         raise InputError(
-            f"{file} has a number that cannot be read: {error}.", hint="this is not a model configuration"
+            f"{file} has a number that cannot be read: {error}", hint="this is not a model configuration"
         ) from error
 
 
@@ -236,10 +236,10 @@ def _missing(model: str, path: Path) -> InputError:
     near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.6)
     hint = "give a config.json, a folder that holds one, or a hub id such as Qwen/Qwen3-0.6B"
     if near:
-        return InputError(f"{shown(model)} does not exist; {parent} has {near[0]}.", hint=f"give {parent / near[0]}")
+        return InputError(f"{shown(model)} does not exist; {parent} has {near[0]}", hint=f"give {parent / near[0]}")
     if path.parent.is_dir():
-        return InputError(f"{shown(model)} does not exist; {parent} has nothing of a similar name.", hint=hint)
-    return InputError(f"{shown(model)} does not exist; {parent} does, {wanted} in it does not.", hint=hint)
+        return InputError(f"{shown(model)} does not exist; {parent} has nothing of a similar name", hint=hint)
+    return InputError(f"{shown(model)} does not exist; {parent} does, but has no {wanted}", hint=hint)
 
 
 def shown(text: str) -> str:

@@ -37,7 +37,7 @@ def _of_lock(q: Question) -> Iterator[Finding]:
         reason = f"the lock for {q.lock.target.spec} admits no launch: it holds no GPU build of every kernel"
         yield _no("launch-lock", reason, f"kernelguard lock {_name(q, 'model')} --target h100")
         return
-    yield _yes(f"lock {q.lock_digest}, {len(q.lock.pins)} distributions for {q.lock.model.model_type}")
+    yield _yes(f"lock {q.lock_digest[:19]}..., {len(q.lock.pins)} distributions for {q.lock.model.model_type}")
 
 
 def _of_verdict(q: Question) -> Iterator[Finding]:

@@ -154,6 +154,7 @@ def lint_file(path: Path, asked: Asked) -> tuple[Finding, ...]:
     try:
         text = place.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{place} cannot be read: {error}", hint="kernelguard lint PATH/TO/Dockerfile") from error
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise InputError(f"{place} cannot be read: {why}", hint="kernelguard lint PATH/TO/Dockerfile") from error
     _, unfit = walk(place.parent)
     return lint(text, asked.situation(), matrix(), source=place.name, unfit=unfit)

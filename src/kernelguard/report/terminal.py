@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from kernelguard.judge.values import FastPathAnswer, Finding, Status
+from kernelguard.judge.values import FastPathAnswer, Finding, Status, worst
 from kernelguard.observe.values import Environment
 from kernelguard.report.document import Check, assumed_texts
 
@@ -24,11 +24,9 @@ _STYLE = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "bold red", 
 _INDENT = 9
 
 
-def print_check(console: Console, check: Check) -> None:
-    """Print the whole report."""
-    for label, value in _header(check):
-        console.print(Text(f"{label:<13}", style="dim") + Text(value), soft_wrap=True, highlight=False)
-    console.print()
+def print_check(console: Console, check: Check, *, closes: bool = True) -> None:
+    """Print the whole report; without its closing line where a command goes on."""
+    print_header(console, _header(check))
     for path in check.assessment.fast_paths:
         _print_path(console, path)
     if not check.assessment.fast_paths:
@@ -54,26 +52,41 @@ def print_check(console: Console, check: Check) -> None:
     assumed = assumed_texts(check.intent)
     if assumed:
         note(console, "assumed", " ".join(assumed))
+    if closes:
+        paths = count("fast path", (path.status for path in check.assessment.fast_paths))
+        level, reached = check.assessment.level.name.lower(), check.assessment.reached.name.lower()
+        far = f"level {level}" + (f" asked, {reached} reached" if level != reached else "")
+        close(console, check.status, f"{check.declaration.config.model_type}, {paths}", far, code=check.exit_code)
+
+
+def print_header(console: Console, rows: Iterable[tuple[str, str]]) -> None:
+    """Print what the answer is about, one thing a line; not wrapped, because paths and names are copied from here."""
+    for label, value in rows:
+        console.print(Text(f"{label:<13}", style="dim") + Text(value), soft_wrap=True, highlight=False)
     console.print()
-    line(console, summary(check))
 
 
-def summary(check: Check) -> Text:
-    """The one line that says it all."""
-    assessment = check.assessment
-    total = len(assessment.fast_paths)
-    counts = {s: sum(p.status is s for p in assessment.fast_paths) for s in Status}
-    said = [f"{counts[s]} {_WORD[s]}" for s in (Status.FAIL, Status.UNKNOWN, Status.WARN, Status.PASS) if counts[s]]
-    model = check.declaration.config.model_type
-    text = Text(_WORD[check.status].upper(), style=_STYLE[check.status])
-    text.append(f": {model}, ", style="default")
-    text.append(f"{total} fast path{'s' if total != 1 else ''}" + (f" ({', '.join(said)})" if said else ""), "default")
-    level, reached = assessment.level.name.lower(), assessment.reached.name.lower()
-    text.append(
-        f"; level {level}" + (f" asked, {reached} reached" if level != reached else "") + f"; exit {check.exit_code}",
-        "default",
-    )
-    return text
+def count(noun: str, statuses: Iterable[Status]) -> str:
+    """`3 findings (1 FAIL, 2 pass)`, the worst first."""
+    found = list(statuses)
+    counts = {s: found.count(s) for s in (Status.FAIL, Status.UNKNOWN, Status.WARN, Status.PASS)}
+    said = ", ".join(f"{number} {_WORD[s]}" for s, number in counts.items() if number)
+    return f"{len(found) or 'no'} {noun}{'s' if len(found) != 1 else ''}" + (f" ({said})" if said else "")
+
+
+def close(console: Console, status: Status, *said: str, code: int | None) -> None:
+    """Print the one line that says it all, the last of every answer."""
+    parts = [*said, *([] if code is None else [f"exit {code}"])]
+    console.print()
+    line(console, Text(_WORD[status].upper(), style=_STYLE[status]) + Text(f": {'; '.join(parts)}", style="default"))
+
+
+def print_findings(console: Console, about: str, findings: Sequence[Finding], *, code: int | None) -> None:
+    """Print findings that belong to no fast path in particular, and the closing line; `code` None: it goes on."""
+    for finding in findings:
+        print_finding(console, finding)
+    statuses = [finding.status for finding in findings]
+    close(console, worst(statuses), f"{about}, {count('finding', statuses)}", code=code)
 
 
 def print_explanation(console: Console, explanation: Explanation) -> None:
@@ -167,22 +180,27 @@ def _gpu(environment: Environment) -> str:
 
 
 def _print_path(console: Console, path: FastPathAnswer) -> None:
-    head = _status(path.status) + Text(path.symbol, style="bold")
     layers = "layers not known" if path.layers is None else f"{path.layers} layer{'s' if path.layers != 1 else ''}"
-    head.append(f"  {layers} of {path.model_type}", style="dim")
-    line(console, head)
-    line(console, Text(path.reason), indent=_INDENT)
-    if path.fix and path.status is not Status.PASS:
-        _print_fix(console, path.fix)
+    fix = "" if path.status is Status.PASS else path.fix
+    print_entry(console, path.status, path.symbol, f"{layers} of {path.model_type}", reasons=[path.reason], fixes=[fix])
 
 
 def print_finding(console: Console, finding: Finding) -> None:
     """Print one finding with its reason and fix."""
-    about = f"  {finding.fast_path}" if finding.fast_path else ""
-    line(console, _status(finding.status) + Text(finding.code, style="bold") + Text(about, style="dim"))
-    line(console, Text(finding.reason), indent=_INDENT)
-    if finding.fix:
-        _print_fix(console, finding.fix)
+    print_entry(
+        console, finding.status, finding.code, finding.fast_path or "", reasons=[finding.reason], fixes=[finding.fix]
+    )
+
+
+def print_entry(
+    console: Console, status: Status, name: str, about: str, *, reasons: Iterable[str], fixes: Iterable[str]
+) -> None:
+    """Print one answer: its line, and under it what it rests on and what to do about it."""
+    line(console, _status(status) + Text(name, style="bold") + Text(f"  {about}" if about else "", style="dim"))
+    for reason in reasons:
+        line(console, Text(reason), indent=_INDENT)
+    for fix in filter(None, fixes):
+        _print_fix(console, fix)
 
 
 def _print_fix(console: Console, fix: str) -> None:
@@ -195,7 +213,8 @@ def _print_open_rules(console: Console, rules: Sequence[OpenRule]) -> None:
     """Which known bad combinations only a missing fact keeps from applying; `explain` and --json tell the rest."""
     if not rules:
         return
-    note(console, "open", f"{len(rules)} known bad combinations depend on what was left open (kernelguard explain):")
+    many = f"{len(rules)} known bad combinations depend" if len(rules) > 1 else "1 known bad combination depends"
+    note(console, "open", f"{many} on what was left open (kernelguard explain):")
     for rule in rules:
         note(console, "", f"{rule.rule_id}: {rule.title}")
 

@@ -1,31 +1,56 @@
-"""A verdict for a person: one line per kernel with both errors of its worst tensor, then what it means."""
+"""A verdict for a person: for each kernel the answer, why, and both errors of its worst tensor; then one line."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
-from kernelguard.judge.values import Finding
-from kernelguard.report.terminal import line, note, print_finding
+from kernelguard.judge.values import Finding, Status, exit_code, worst
+from kernelguard.report.terminal import close, count, line, note, print_entry, print_finding
 from kernelguard.verify.values import ProbeResult, Verdict
 
 
-def print_verdict(console: Console, verdict: Verdict, findings: Sequence[Finding]) -> None:
-    """Print the whole verdict."""
-    console.print()
-    line(console, Text(f"verified at level {verdict.level.name.lower()} in {verdict.seconds:.0f} s", style="bold"))
-    if not verdict.probes:
+def print_verdict(
+    console: Console, verdict: Verdict, findings: Sequence[Finding], *, status: Status, strict: bool
+) -> None:
+    """Print what was measured. `status` is that of the whole command, what went before this included."""
+    symbols = dict.fromkeys(probe.symbol for probe in verdict.probes)
+    answers = {symbol: worst(f.status for f in findings if f.fast_path == symbol) for symbol in symbols}
+    line(console, Text("measured", style="bold"))
+    for symbol, answer in answers.items():
+        probes = [probe for probe in verdict.probes if probe.symbol == symbol]
+        own = [finding for finding in findings if finding.fast_path == symbol]
+        said = [*(finding.reason for finding in own), *filter(None, map(_numbers, probes))]
+        outcome = ", ".join(dict.fromkeys(str(probe.outcome) for probe in probes))
+        fixes = dict.fromkeys(finding.fix for finding in own)
+        print_entry(console, answer, symbol, outcome, reasons=said, fixes=fixes)
+    if not symbols:
         line(console, Text("no kernel that the model is bound to was there to be measured"))
-    for probe in verdict.probes:
-        note(console, str(probe.outcome), f"{probe.symbol}: {_numbers(probe)}", width=14)
+    for finding in findings:
+        if finding.fast_path not in symbols:
+            print_finding(console, finding)
     if verdict.trace is not None and verdict.trace.first_step_seconds is not None:
         later = verdict.trace.step_seconds
         text = f"first step of a new process {verdict.trace.first_step_seconds:.1f} s"
-        note(console, "step", text + (f", a later one {later:.2f} s" if later is not None else ""), width=14)
-    for finding in findings:
-        print_finding(console, finding)
+        note(console, "step", text + (f", a later one {later:.2f} s" if later is not None else ""))
+    kernels = f"{verdict.fingerprint.model_type}, {count('kernel', answers.values())}"
+    said = [kernels, f"level {verdict.level.name.lower()}", f"{verdict.seconds:.0f} s"]
+    close(console, status, *said, code=exit_code(status, strict=strict))
+
+
+def verdict_header(verdict: Verdict, image: str) -> Iterator[tuple[str, str]]:
+    """What a verdict is about, where no check of this machine has said so already."""
+    seen = verdict.fingerprint
+    yield "image", image
+    yield "model", seen.model_type
+    yield "transformers", seen.transformers or "not installed"
+    versions = (seen.torch or "not installed", f"CUDA {seen.cuda}" if seen.cuda else "", f"triton {seen.triton}")
+    yield "torch", ", ".join(filter(None, versions[: 3 if seen.triton else 2]))
+    capability = f" (sm_{seen.capability[0]}{seen.capability[1]})" if seen.capability else ""
+    driver = f", driver {seen.driver}" if seen.driver else ""
+    yield "gpu", f"{seen.gpu or 'none'}{capability}{driver}"
 
 
 def _numbers(probe: ProbeResult) -> str:
@@ -36,7 +61,7 @@ def _numbers(probe: ProbeResult) -> str:
         for tensor in case.tensors
         if tensor.error is not None and tensor.allowed
     ]
-    texts = [probe.reason] if probe.reason else []
+    texts = []
     if tensors:
         share, case_name, tensor = max(tensors, key=lambda row: row[0])
         texts.append(
@@ -49,4 +74,4 @@ def _numbers(probe: ProbeResult) -> str:
     others = [f"{name} {state}" for name, state in probe.backends.items() if state == "ran" or "declined" in state]
     if others:
         texts.append(f"handed on: {', '.join(others)}")
-    return "; ".join(texts) or "no numbers at this level"
+    return "; ".join(texts)
