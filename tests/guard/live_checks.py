@@ -93,7 +93,7 @@ def train(model, expected=None, *, batch=None, between=None, any_model=False, st
         "stopped": stopped,
         "state": watch.state,
         "left": left,
-        "bound": {f"{e.symbol}": e.mechanism for e in watch._bound},
+        "bound": {f"{e.symbol}": e.mechanism for e in (watch.live.bound if watch.live else ())},
         "counts": {symbol: n for (_, symbol), n in (watch._counter.counts if watch._counter else {}).items()},
         "ops": sum(watch._trace.ops.values()) if watch._trace else 0,
     }

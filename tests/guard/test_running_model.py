@@ -156,7 +156,7 @@ def _answers(machine: str, folder: Path) -> dict[str, Any]:
     spec = MACHINES[machine]
     env = group.make_interpreter(folder / machine, spec.version, spec.files())
     if spec.kernels:
-        from tools import tool
+        from programs import tool
 
         site = tool("kernels-0.17.2", "kernels==0.17.2").parent.parent / KERNELS_SITE
         # Behind everything of the interpreter's own.

@@ -8,20 +8,21 @@ first optimizer step everything is read once more and every hook is taken away.
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from kernelguard.guard import attest, attestation, batch, live_choices, live_functions, live_layers, steptrace
+from kernelguard.guard import attest, attestation, live_functions, steptrace
 from kernelguard.guard.expectation import Expectation, Finding, expectation
 from kernelguard.guard.eyes import Eyes, Hooks
 from kernelguard.guard.first_call import FirstCall
+from kernelguard.guard.live_model import LiveModel
 from kernelguard.guard.outcome import Outcome, RankState, describe, publish, write_json
 from kernelguard.guard.ranks import PlaceError, read_place
+from kernelguard.guard.shards import ShardWatch
 from kernelguard.guard.ticket import CODE_CONFIGURATION, CODE_UNKNOWN, VARIABLE, Ticket, load_ticket
 
 _LOG = logging.getLogger("kernelguard")
@@ -56,12 +57,11 @@ class Watch:
         self._hooks = Hooks()
         self._step_hooks = Hooks()
         self._optimizer: Any = None
-        self._model: Any = None
-        self._bound: tuple[live_functions.Bound, ...] = ()
-        self._hub: dict[str, str] = {}
+        self.live: LiveModel | None = None
         self._eyes = Eyes()
         self._recorder = steptrace.Recorder()
         self._counter: steptrace.CallCounter | None = None
+        self._shards = ShardWatch(self._got_a_shard)
         self._trace: steptrace.StepTrace | None = None
         self._forwards = 0
         self._compiled = False
@@ -113,7 +113,11 @@ class Watch:
         self.state = "first-step"
         self._wait_for_the_step()
         self._guarded(lambda: self._begin(model, args, kwargs))
-        output = call(model, *args, **kwargs)
+        try:
+            output = call(model, *args, **kwargs)
+        except RuntimeError as error:
+            self._shards.explain(error)
+            raise
         if self.state == "first-step":
             # The batch has gone through every layer: a leak is told before anything is learned from it.
             self._guarded(self._judge_batch)
@@ -121,16 +125,17 @@ class Watch:
 
     def _begin(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The model is built, and its first step begins."""
-        self._model = model
+        self.live = live = LiveModel(model, self.expected)
         self._compiled = live_functions.is_compiled(model)
         # A profiler that still records when the interpreter ends takes the process with it.
         atexit.register(self.close)
-        self._read("when the model was built")
+        self._add(live.read(), "when the model was built")
         self._end_if_refused()
-        self._eyes.saw_the_call(args, kwargs, live_functions.owners_of(model, self._bound), whole=self._compiled)
+        self._eyes.saw_the_call(args, kwargs, live_functions.owners_of(model, live.bound), whole=self._compiled)
         if not self._compiled:
-            self._eyes.look(model, self._bound, self._hooks)
-            self._counter = steptrace.CallCounter(self._bound)
+            self._eyes.look(model, live.bound, self._hooks)
+            self._counter = steptrace.CallCounter(live.bound)
+            self._shards.look(model)
         self._record()
 
     def _record(self) -> None:
@@ -138,17 +143,14 @@ class Watch:
         self._trace = steptrace.StepTrace(problem=problem) if problem else None
 
     def _judge_batch(self) -> None:
-        needed = [batch.SIGNAL_OF_ARGUMENT[name] for name in self._arguments()]
-        attention = str(getattr(self._config(), "_attn_implementation", "") or "")
-        symbols = [entry.symbol for entry in self._bound]
-        seen = self._eyes.seen
-        self._add(batch.judge_batch(seen, self.expected, needed, attention, self._ends()), "in the first batch")
-        self._add(live_choices.judge_cache(symbols, mixer_got_cache=seen.mixer_got_cache), "in the first batch")
+        if self.live is None:
+            return
+        self._add(self.live.judge_batch(self._eyes.seen), "in the first batch")
         self._eyes = Eyes()
         self._end_if_refused()
         self._hooks.remove()
         if not self._compiled:
-            self._hooks.add(self._model.register_forward_pre_hook(self._next_forward))
+            self._hooks.add(self.live.model.register_forward_pre_hook(self._next_forward))
 
     def _next_forward(self, _module: Any, _args: Any) -> None:
         """Another micro-batch of the first step: one is enough to trace."""
@@ -187,15 +189,14 @@ class Watch:
         """The first step is over: judge it, read everything again, and go away."""
         self._let_go()
         counts = self._counter.counts if self._counter is not None else {}
-        before = {(entry.module, entry.symbol): entry.value for entry in self._bound}
         self._add(steptrace.judge_trace(self._trace or steptrace.StepTrace(), counts, self.expected), "in step 1")
-        hub = dict(self._hub)
-        self._read("after step 1")
-        self._add(self._drifted(before, hub), "after step 1")
-        self._write()
-        self._add(self._others(), "after step 1")
+        if self.live is not None:
+            self._add(self.live.read_again(), "after step 1")
+            self._write()
+            if self.ticket is not None:
+                self._add(self.live.unlike_others(Path(self.ticket.run_dir) / "ranks"), "after step 1")
+            self.live.model = None
         self._end_if_refused()
-        self._model = None
         if attest.is_first():
             print(self.summary(), file=sys.stderr, flush=True)
 
@@ -214,88 +215,18 @@ class Watch:
         self.state = "done"
         self._first_call.close()
         self._hooks.remove()
-        if self._model is not None and not self._compiled:
-            self._hooks.add(self._model.register_forward_pre_hook(self._next_step_begins))
+        self._shards.restore()
+        if self.live is not None and self.live.model is not None and not self._compiled:
+            self._hooks.add(self.live.model.register_forward_pre_hook(self._next_step_begins))
         if self._counter is not None:
             self._counter.restore()
         if self._recorder.running:
             self._trace = self._recorder.stop()
 
-    # --- what -----------------------------------------------------------------------------------------------------
-
-    def _read(self, when: str) -> None:
-        """Everything that can be read from the live model."""
-        model, expected = self._model, self.expected
-        self._bound = live_functions.read_bound(model, expected)
-        self._hub = {name: _name_of(live_layers.replaced_by(layer)) for name, layer in live_layers.hub_layers(model)}
-        self._add(live_functions.judge_bound(self._bound, expected), when)
-        self._add(live_functions.judge_layers(model, expected), when)
-        self._add(live_functions.judge_globals(model), when)
-        self._add(live_layers.judge_hub(model, expected), when)
-        self._add(live_layers.judge_liger(model, expected), when)
-        self._add(live_layers.judge_classes(model, expected), when)
-        self._add(live_choices.judge_attention(model, expected), when)
-        self._add(live_choices.judge_experts(model, expected), when)
-        self._add(live_choices.judge_quantization(model), when)
-        self._add(live_choices.judge_export(model), when)
-
-    def _drifted(self, before: dict[tuple[str, str], str], hub: dict[str, str]) -> Iterator[Finding]:
-        """What is bound to something else than when the model was built (row 8)."""
-        now_bound = {(entry.module, entry.symbol): entry.value for entry in self._bound}
-        for key, was in before.items():
-            is_now = now_bound.get(key, "a function of somebody else's")
-            if was != is_now:
-                what = f"{key[1]} was {was} when the model was built, and is {is_now} after step 1"
-                yield Finding("rebound", "fail", what, "another model in this process rebinds what all share")
-        for name, now in self._hub.items():
-            if name in hub and hub[name] != now:
-                own = "its own forward"
-                what = f"{name} ran {hub[name] or own} when the model was built, and {now or own} after step 1"
-                yield Finding("rebound", "fail", what, "call model.train() once, before training")
-
-    def _chosen(self) -> dict[str, str]:
-        """What every rank has to have chosen alike, of this rank's model."""
-        found = {f"{entry.symbol} in {entry.module.rpartition('.')[2]}": entry.value for entry in self._bound}
-        for name, part in live_choices.sub_models(self._model):
-            for what in ("_attn_implementation", "_experts_implementation"):
-                found[f"{what.strip('_')} of {name}"] = str(getattr(part.config, what, None))
-        return {**found, **{f"hub layer {name}": value or "its own" for name, value in self._hub.items()}}
-
-    def _others(self) -> Iterator[Finding]:
-        """Ranks whose models differ, as far as the run's folder shows: the last to write sees them all."""
-        if self.ticket is None:
-            return
-        mine = self._chosen()
-        rank = os.environ.get("RANK", "0") or "0"
-        for path in sorted((Path(self.ticket.run_dir) / "ranks").glob("*.training.json")):
-            other = path.name.partition(".")[0]
-            try:
-                theirs = json.loads(path.read_text("utf-8"))["chosen"]
-                differing = [name for name in mine if theirs.get(name, mine[name]) != mine[name]]
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):
-                # It is being written, or is none.
-                continue
-            for name in differing if other != rank else ():
-                what = f"rank {rank} has {name} {mine[name]}, rank {other} has {theirs[name]}"
-                yield Finding("ranks-differ", "fail", what, "build the model in one way in every rank")
-
-    def _arguments(self) -> Iterable[str]:
-        """The kernel arguments that keep samples apart, of the kernels that are bound."""
-        names = []
-        for entry in self._bound:
-            if entry.package == "mamba_ssm" or entry.symbol == "causal_conv1d_fn":
-                names.append("seq_idx")
-            elif entry.package == "fla":
-                names.append("cu_seqlens")
-        return dict.fromkeys(names)
-
-    def _config(self) -> Any:
-        """That of the part which reads the tokens."""
-        return vars(live_choices.language_part(self._model)[0]).get("config")
-
-    def _ends(self) -> tuple[int, ...]:
-        eos = getattr(self._config(), "eos_token_id", None)
-        return tuple(eos) if isinstance(eos, (list, tuple)) else (eos,) if isinstance(eos, int) else ()
+    def _got_a_shard(self, finding: Finding) -> None:
+        """A function that is running now was given a part of a weight."""
+        self._add([finding], "in step 1")
+        self._end_if_refused()
 
     # --- and then -------------------------------------------------------------------------------------------------
 
@@ -359,13 +290,14 @@ class Watch:
 
     def document(self) -> dict[str, Any]:
         """What was found, for the run's files."""
+        bound = self.live.bound if self.live is not None else ()
         return {
             "schema": 1,
             "state": self.state,
             "findings": [{"row": f.row, "status": f.status, "what": f.what, "fix": f.fix} for f in self.findings],
-            "bound": {f"{e.module}.{e.symbol}": e.value for e in self._bound},
-            "hub": self._hub,
-            "chosen": self._chosen() if self._model is not None else {},
+            "bound": {f"{e.module}.{e.symbol}": e.value for e in bound},
+            "hub": self.live.hub if self.live is not None else {},
+            "chosen": self.live.chosen() if self.live is not None else {},
             "kernels": dict(self._trace.kernels) if self._trace is not None else {},
         }
 
@@ -375,7 +307,7 @@ class Watch:
         path = Path(self.ticket.run_dir) / "ranks" / f"{os.environ.get('RANK', '0')}.training.json"
         problems = [write_json(path, self.document())]
         if attest.is_first() and not self.refused():
-            bound = {f"{entry.symbol} in {entry.module.rpartition('.')[2]}": entry.value for entry in self._bound}
+            bound = self.live.named() if self.live is not None else {}
             document = attest.current(self.ticket, stage="step 1", bound=bound, kernels=self._launched())
             problems.append(attestation.write(document, self.ticket.run_dir))
         for problem in filter(None, problems):
@@ -388,19 +320,14 @@ class Watch:
 
     def summary(self) -> str:
         """One line and what to know, for a person."""
-        bound = ", ".join(f"{e.symbol}: {e.mechanism}" for e in self._bound) or "no kernels declared"
+        entries = self.live.bound if self.live is not None else ()
+        bound = ", ".join(f"{e.symbol}: {e.mechanism}" for e in entries) or "no kernels declared"
         claim = "the model is as it was admitted" if self.expected.ticketed else "nothing is wrong with the model"
         if any(f.status == "unknown" for f in self.findings):
             claim = "not everything about the model could be told"
         lines = [f"kernelguard: after step 1 {claim} ({bound})"]
         lines += [f"  note: {f.what}" for f in self.findings]
         return "\n".join(lines)
-
-
-def _name_of(function: Any) -> str:
-    from kernelguard.workers import bound
-
-    return "" if function is None else bound.dotted(function)
 
 
 def current_ticket() -> Ticket | None:
