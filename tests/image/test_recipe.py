@@ -103,7 +103,11 @@ def test_the_image_that_runs_has_no_wheels_no_nvcc_and_no_tools() -> None:
     text = recipe(replace(small_lock(), sources=(source(),)), **sources()).dockerfile
     last = text.split("\nFROM ")[-1]
     copied = [line for line in last.splitlines() if line.startswith("COPY")]
-    assert copied == ["COPY --from=installed /opt/venv /opt/venv", "COPY kernelguard/ /opt/kernelguard/"]
+    assert copied == [
+        "COPY --from=wheels /layers/torch/ /",
+        "COPY --from=installed /layers/others/ /",
+        "COPY kernelguard/ /opt/kernelguard/",
+    ]
 
 
 def test_tilelang_alone_keeps_its_nvcc() -> None:
@@ -163,10 +167,14 @@ def test_hub_kernels_lie_where_the_environment_says() -> None:
 
 
 def test_official_wheels_are_installed_from_their_file() -> None:
-    lock = replace(small_lock(), pins=(pin("causal-conv1d", "1.7.0", Role.KERNEL, direct=True), pin("torch", "2.13.0")))
-    lines = offline_requirements(lock).splitlines()
-    assert lines[0].startswith("causal-conv1d @ file:///wheels/causal_conv1d-1.7.0-py3-none-any.whl --hash=sha256:")
-    assert lines[1].startswith("torch==2.13.0 --hash=sha256:")
+    pins = (pin("causal-conv1d", "1.7.0", Role.KERNEL, direct=True), pin("torch", "2.13.0", Role.TORCH))
+    lock = replace(small_lock(), pins=pins)
+    (kernel,) = offline_requirements(lock, "others").splitlines()
+    assert kernel.startswith(
+        "causal-conv1d @ file:///wheels/others/causal_conv1d-1.7.0-py3-none-any.whl --hash=sha256:"
+    )
+    (torch,) = offline_requirements(lock, "torch").splitlines()
+    assert torch.startswith("torch==2.13.0 --hash=sha256:")
 
 
 def test_a_rank_needs_nothing_that_is_not_in_the_image() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from kernelguard.image.values import Builder, ContextFile, Recipe, Resolved
 from kernelguard.lock.check import HUB_FOLDER, local_kernels
 from kernelguard.lock.document import digest as lock_digest
 from kernelguard.lock.document import dumps, to_document
-from kernelguard.lock.values import Lock, Pin, SourcePin
+from kernelguard.lock.values import Lock, Pin, Role, SourcePin
 
 VENV = "/opt/venv"
 PYTHON = f"{VENV}/bin/python"
@@ -25,6 +25,10 @@ OURS = "/opt/kernelguard/lib"
 LOCK = "/opt/kernelguard/kernelguard.lock"
 CACHE = "/opt/kernelguard/cache"
 UID = 1000
+GROUPS = ("torch", "others")
+"""Of wheels, each a layer: what torch brings changes seldom and weighs most."""
+_QUIET = "--disable-pip-version-check --no-cache-dir --no-input"
+_INSTALL = f"--root-user-action=ignore {_QUIET} --no-compile --no-index --no-deps"
 _FORCED = ("CAUSAL_CONV1D_FORCE_BUILD", "FLASH_ATTENTION_FORCE_BUILD", "MAMBA_FORCE_BUILD")
 """Their setup.py would rather download a wheel of which nobody has a hash."""
 _SHIPPED = ("workers", "guard")
@@ -65,7 +69,8 @@ def make_recipe(
     ours = tuple(_ours(lock))
     files = (
         *(_wheel(pin, cache) for pin in lock.pins),
-        _text("requirements.txt", offline_requirements(lock)),
+        *(_text(f"wheels/{group}/requirements.txt", offline_requirements(lock, group)) for group in GROUPS),
+        _text("settle.py", (data.docker() / "settle.py").read_text("utf-8")),
         *ours,
         *_hub(lock, cache),
         *more.tools,
@@ -99,11 +104,17 @@ def wanted_files(lock: Lock) -> tuple[Wanted, ...]:
     return (*wheels, *sources)
 
 
-def offline_requirements(lock: Lock) -> str:
-    """As the lock's requirements.txt, for an installer without a network."""
+def _group(pin: Pin) -> str:
+    return "torch" if pin.role is Role.TORCH else "others"
+
+
+def offline_requirements(lock: Lock, group: str) -> str:
+    """As the lock's requirements.txt, for an installer without a network; one of `GROUPS`."""
     lines = []
     for pin in lock.pins:
-        what = f"{pin.name} @ file:///wheels/{pin.filename}" if pin.direct else f"{pin.name}=={pin.version}"
+        if _group(pin) != group:
+            continue
+        what = f"{pin.name} @ file:///wheels/{group}/{pin.filename}" if pin.direct else f"{pin.name}=={pin.version}"
         lines.append(f"{what} --hash=sha256:{pin.sha256}\n")
     return "".join(lines)
 
@@ -159,7 +170,10 @@ def _render(
         cache=CACHE,
         uid=UID,
         stage_label=f"{STAGE}=1",
-        quiet="--disable-pip-version-check --no-cache-dir --no-input",
+        quiet=_QUIET,
+        install=f"PYTHONPATH=/pip {PYTHON} -m pip install {_INSTALL}",
+        settle=f"PYTHONHASHSEED=0 {PYTHON} /wheels/torch/settle.py",
+        others=f"/layers/others{VENV}",
     )
     return text
 
@@ -231,7 +245,10 @@ def _source_requirements(lock: Lock, extras: Extras) -> Iterator[ContextFile]:
 def _wheel(pin: Pin, cache: Path) -> ContextFile:
     wanted = Wanted(url=pin.url, filename=pin.filename, sha256=pin.sha256)
     return ContextFile(
-        path=f"wheels/{pin.filename}", source=place_of(wanted, cache), sha256=pin.sha256, size=pin.size or 0
+        path=f"wheels/{_group(pin)}/{pin.filename}",
+        source=place_of(wanted, cache),
+        sha256=pin.sha256,
+        size=pin.size or 0,
     )
 
 
@@ -294,8 +311,3 @@ def _file_of(url: str) -> str:
     from kernelguard.lock.files import file_name_of  # noqa: PLC0415
 
     return file_name_of(url)
-
-
-def context_listing(recipe: Recipe) -> Mapping[str, int]:
-    """Bytes by path of the whole context."""
-    return {file.path: file.size for file in recipe.files}
