@@ -21,11 +21,12 @@ from engine.world import EXAMPLE, World, says, tiny_lock, verdict
 from kernelguard.errors import InputError, UndeterminedError
 from kernelguard.image.build import Talk, run_build
 from kernelguard.image.builders import Order, build
+from kernelguard.image.complaints import build_error
 from kernelguard.image.context import tar_stream
-from kernelguard.image.engine import Engine, build_error
+from kernelguard.image.engine import Engine
 from kernelguard.image.values import Builder, ContextFile, State
 from kernelguard.judge.values import Level
-from kernelguard.lock.values import SourcePin
+from kernelguard.lock.values import Role, SourcePin
 from lock.world import CACHE
 
 OLD_DOCKER = Path("/usr/bin/docker")
@@ -166,7 +167,7 @@ def test_a_dry_run_prints_everything_and_makes_nothing(world: World, engine: Eng
     assert done.code == 0, done.err
     assert "AS system" in done.out
     for pin in world.lock.pins:
-        assert f"wheels/{pin.filename}" in done.out
+        assert f"wheels/{'others' if pin.role is Role.KERNEL else 'torch'}/{pin.filename}" in done.out
     assert "without a network" in done.out
     assert not (world.cache / "files").exists()
     document = json.loads(Command(*asked, "--json").out)

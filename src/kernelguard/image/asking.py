@@ -12,8 +12,9 @@ from packaging.version import Version
 
 from kernelguard.errors import InputError, UndeterminedError
 from kernelguard.image import labels
+from kernelguard.image.complaints import GpuRuntimeError
 from kernelguard.image.context import walk
-from kernelguard.image.engine import Engine, GpuRuntimeError
+from kernelguard.image.engine import Engine
 from kernelguard.image.fitness import Situation, image_findings
 from kernelguard.image.lint import lint
 from kernelguard.image.running import ask_python, command_inside, image_python, model_files

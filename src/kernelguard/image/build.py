@@ -11,7 +11,8 @@ from typing import Any
 from kernelguard.errors import KernelguardError, UndeterminedError
 from kernelguard.image import builders, labels
 from kernelguard.image.builders import Order
-from kernelguard.image.engine import Engine, GpuRuntimeError
+from kernelguard.image.complaints import GpuRuntimeError
+from kernelguard.image.engine import Engine
 from kernelguard.image.evidence import Evidence, holds, make_evidence, told
 from kernelguard.image.fetch import Wanted, fetch
 from kernelguard.image.plan import Plan, Request, candidate_name, check_name, make_plan, unchanged, with_tag

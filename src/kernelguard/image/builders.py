@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kernelguard.errors import KernelguardError, ToolError, UndeterminedError
+from kernelguard.image.complaints import build_error, plain
 from kernelguard.image.context import tar_stream
-from kernelguard.image.engine import Engine, build_error, plain
+from kernelguard.image.engine import Engine
 from kernelguard.image.values import Builder, ContextFile
 
 _TAIL_LINES = 20

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from kernelguard.errors import InputError, ToolError, UndeterminedError
+from kernelguard.image.containers import Ran
 from kernelguard.image.context import tar_stream
-from kernelguard.image.engine import Engine, Ran
+from kernelguard.image.engine import Engine
 from kernelguard.image.inside import ANSWER, IN, OUT
 from kernelguard.image.toolbox import BOX, PROBE, Interpreter, interpreter_of, toolbox
 from kernelguard.image.values import ContextFile, ImageFacts
