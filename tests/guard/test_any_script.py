@@ -79,6 +79,8 @@ def test_a_plain_loop_behind_the_wrapper(env: Interpreter, base: tickets.Ticket,
     assert told["findings"] == []
     document = json.loads((tmp_path / "run" / NAME).read_text())
     assert document["stage"] == "step 1"
+    # Still known when the attestation is written anew.
+    assert document["preflight_seconds"]["total"] > 0
     assert document["bound"]["causal_conv1d_fn in modeling_qwen3_5"] == "package causal_conv1d.causal_conv1d_fn"
     assert document["fields"]["version of fla-core"] == "0.6.0"
 

@@ -45,7 +45,8 @@ def attest(ticket: Ticket = TICKET, **changes: Any) -> dict[str, Any]:
 
 
 def test_it_says_what_ran_and_why() -> None:
-    document = attest(stage="step 1", kernels={"chunk_gated_delta_rule": ("b_kernel", "a_kernel")})
+    seconds = {"total": 31.5, "probes": 12.0}
+    document = attest(stage="step 1", kernels={"chunk_gated_delta_rule": ("b_kernel", "a_kernel")}, seconds=seconds)
     jsonschema.validate(document, json.loads(data.schema("attestation").read_text()))
     assert document["lock"]["digest"] == TICKET.lock.digest
     assert document["verdict"]["level"] == "gpu"
@@ -58,6 +59,7 @@ def test_it_says_what_ran_and_why() -> None:
     assert document["kernels"] == {"chunk_gated_delta_rule": ["a_kernel", "b_kernel"]}
     assert document["stage"] == "step 1"
     assert document["world_size"] == 2
+    assert document["preflight_seconds"] == {"total": 31.5, "probes": 12.0}
 
 
 def test_it_is_written_whole_and_found_from_a_checkpoint(tmp_path: Path) -> None:

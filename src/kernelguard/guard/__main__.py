@@ -43,7 +43,8 @@ def _watch() -> None:
 def _say_if_nothing_was_seen(watch: Any) -> None:
     if watch.state == "waiting":
         what = "no model that is known here was trained in this process, so nothing was looked at while training"
-        print(f"kernelguard: note: {what}", file=sys.stderr, flush=True)
+        # One write: other ranks write there too.
+        sys.stderr.write(f"kernelguard: note: {what}\n")
 
 
 def _become(rest: list[str]) -> None:

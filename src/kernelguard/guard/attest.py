@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelguard.guard import attestation
+from kernelguard.guard.outcome import Outcome, from_document
 from kernelguard.guard.ticket import Ticket
 
 
@@ -20,8 +21,9 @@ def current(
     bound: Mapping[str, str] | None = None,
     kernels: Mapping[str, tuple[str, ...]] | None = None,
     fields: Mapping[str, str] | None = None,
+    seconds: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """The attestation of this run as far as it is known; the fields are those that rank 0 found in its preflight."""
+    """The attestation of this run as far as it is known; fields and seconds are those of the preflight."""
     return attestation.build(
         ticket,
         _fields(ticket) if fields is None else fields,
@@ -29,6 +31,7 @@ def current(
         world_size=int(os.environ.get("WORLD_SIZE", "1") or 1),
         bound=bound,
         kernels=kernels,
+        seconds=_seconds(ticket) if seconds is None else seconds,
         stage=stage,
     )
 
@@ -41,6 +44,18 @@ def _fields(ticket: Ticket) -> dict[str, str]:
     except (OSError, ValueError, KeyError, TypeError):
         # A disk that cannot be written: what was admitted is known all the same.
         return {}
+
+
+def _seconds(ticket: Ticket) -> dict[str, float]:
+    try:
+        return preflight_seconds(from_document(json.loads((Path(ticket.run_dir) / "outcome.json").read_text("utf-8"))))
+    except (OSError, ValueError):
+        return {}
+
+
+def preflight_seconds(outcome: Outcome) -> dict[str, float]:
+    """What the preflight took, in all and by step, in the slowest rank."""
+    return {"total": outcome.seconds, **outcome.timings}
 
 
 def is_first() -> bool:

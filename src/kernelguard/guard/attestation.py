@@ -58,6 +58,7 @@ def build(
     world_size: int = 1,
     bound: Mapping[str, str] | None = None,
     kernels: Mapping[str, Sequence[str]] | None = None,
+    seconds: Mapping[str, float] | None = None,
     stage: str = "preflight",
 ) -> dict[str, Any]:
     """The attestation of a run.
@@ -70,6 +71,7 @@ def build(
         world_size: Number of ranks.
         bound: What the live model is really bound to, by fast path, once it was built.
         kernels: GPU kernels that step 1 ran, by fast path, once it was done.
+        seconds: What the preflight took, `total` and by step, in the slowest rank.
         stage: How much of this has been seen: `preflight`, `model` or `step 1`.
     """
     shown = shown_variables(os.environ if environ is None else environ)
@@ -92,6 +94,7 @@ def build(
         "fields": {name: masked(value) for name, value in sorted(fields.items())},
         "bound": {name: masked(value) for name, value in sorted((bound or {}).items())},
         "kernels": {name: sorted(found) for name, found in sorted((kernels or {}).items())},
+        "preflight_seconds": dict(seconds or {}),
         "script": list(shown_arguments(tuple(argv))),
         "variables": shown,
     }

@@ -125,6 +125,9 @@ def describe(outcome: Outcome) -> str:
     if outcome.nodes_at_fault:
         lines.append(f"  at fault: {', '.join(outcome.nodes_at_fault)}")
     lines += [f"  note: {note}" for note in outcome.noted]
+    if outcome.timings:
+        steps = ", ".join(f"{name} {seconds:.1f}" for name, seconds in outcome.timings.items())
+        lines.append(f"  after {outcome.seconds:.1f} s (of the slowest rank: {steps})")
     return "\n".join(lines)
 
 

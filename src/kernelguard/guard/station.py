@@ -199,7 +199,9 @@ class Station:
             print(describe(outcome), file=sys.stderr, flush=True)
         if outcome.code == 0 and self.ticket is not None and self.place.rank == 0:
             fields = {**self.report.fields, **self.report.hardware}
-            attestation.write(attest.current(self.ticket, stage="preflight", fields=fields), self.run_dir)
+            seconds = attest.preflight_seconds(outcome)
+            document = attest.current(self.ticket, stage="preflight", fields=fields, seconds=seconds)
+            attestation.write(document, self.run_dir)
         # Where no disk is shared, each node's supervisor has to hear of it.
         loud = self.ticket is not None and outcome.code != 0 and (first or self.place.local_rank == 0)
         publish(outcome, self.run_dir, speak=loud)
