@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from kernelguard.judge.assess import needed_paths
 from kernelguard.judge.rules import load_rules
 from kernelguard.judge.values import Finding
 from kernelguard.lock import Lock, Places, Subject, check_lock, load_lock, make_lock, sync, write_lock
-from kernelguard.lock.check import take_inventory
+from kernelguard.lock.check import SYNC, take_inventory
 from kernelguard.lock.document import dumps
 from kernelguard.lock.recorded import kernel_distributions, record_lock
 from kernelguard.matrix import kernel_packages
@@ -139,9 +140,15 @@ def run_record(request: Request, python: Path | None, output: Path, environ: Map
 
 def run_sync(path: Path, python: Path, environ: Mapping[str, str], *, keep_extra: bool) -> tuple[Finding, ...]:
     """Make an environment exactly the lock, then hold it against the lock; raises as `lock.sync`."""
-    return sync(load_lock(path), python, cache=cache_folder(environ), keep_extra=keep_extra)
+    return _named(sync(load_lock(path), python, cache=cache_folder(environ), keep_extra=keep_extra), path, python)
 
 
 def run_lock_check(path: Path, python: Path) -> tuple[Finding, ...]:
     """Hold an environment against a lock; raises as `lock.check_lock`."""
-    return check_lock(load_lock(path), python)
+    return _named(check_lock(load_lock(path), python), path, python)
+
+
+def _named(findings: tuple[Finding, ...], path: Path, python: Path) -> tuple[Finding, ...]:
+    """The same, with a fix that can be pasted."""
+    command = shlex.join(["kernelguard", "sync", str(path), "--python", str(python)])
+    return tuple(replace(finding, fix=command) if finding.fix == SYNC else finding for finding in findings)

@@ -15,8 +15,7 @@ from kernelguard.cli.shared import LevelName, app, console, print_json, progress
 from kernelguard.errors import InputError, ToolError
 
 if TYPE_CHECKING:
-    from kernelguard.guard.question import Admission
-    from kernelguard.launching import Launch
+    from kernelguard.launching import Launch, Request
 
 
 @app.command()
@@ -110,7 +109,7 @@ def launch(
     if as_json:
         print_json(_document(found))
     else:
-        _print(found.admission, found, dry_run=dry_run)
+        _print(request, found, dry_run=dry_run)
     if not found.admission.admitted:
         raise typer.Exit(exit_code(found.admission.status))
     if not dry_run:
@@ -155,17 +154,21 @@ def _replace_this_process(argv: tuple[str, ...]) -> None:
         raise ToolError(f"{argv[0]} cannot be started: {error.strerror}") from error
 
 
-def _print(admission: Admission, found: Launch, *, dry_run: bool) -> None:
+def _print(request: Request, found: Launch, *, dry_run: bool) -> None:
     """Why, and, in a dry run, everything that would be submitted; the talk goes to stderr."""
     from rich.console import Console
 
     from kernelguard.guard.question import order
     from kernelguard.judge.values import exit_code
-    from kernelguard.report.terminal import print_findings
+    from kernelguard.lock import load_lock
+    from kernelguard.report.lock import lock_header
+    from kernelguard.report.terminal import print_findings, print_header
 
+    admission = found.admission
     admitted = admission.admitted
     talk = Console(stderr=True, highlight=False, emoji=False, markup=False) if admitted else console()
     findings = tuple(order(admission.findings if admitted else admission.refusals))
+    print_header(talk, lock_header(load_lock(request.lock), request.lock, request.python))
     about = f"admitted to {found.engine.name}" if admitted else "not admitted, nothing was started"
     print_findings(talk, about, findings, code=None if admitted else exit_code(admission.status))
     for override in admission.overrides:

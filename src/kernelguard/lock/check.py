@@ -215,8 +215,9 @@ def _branches(lock: Lock, hub: Hub | None) -> Iterator[Finding]:
             )
 
 
-_SYNC = "kernelguard sync LOCK --python PATH"
+SYNC = "kernelguard sync LOCK --python PATH"
+"""The fix for most of what differs; who knows both paths puts them in."""
 
 
-def _no(code: str, reason: str, evidence: tuple[str, ...] = (), fix: str = _SYNC) -> Finding:
+def _no(code: str, reason: str, evidence: tuple[str, ...] = (), fix: str = SYNC) -> Finding:
     return Finding(code=code, status=Status.FAIL, reason=reason, evidence=evidence, fix=fix)

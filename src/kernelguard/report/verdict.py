@@ -18,7 +18,7 @@ def print_verdict(
     """Print what was measured. `status` is that of the whole command, what went before this included."""
     symbols = dict.fromkeys(probe.symbol for probe in verdict.probes)
     answers = {symbol: worst(f.status for f in findings if f.fast_path == symbol) for symbol in symbols}
-    line(console, Text("measured", style="bold"))
+    line(console, Text("kernels", style="bold"))
     for symbol, answer in answers.items():
         probes = [probe for probe in verdict.probes if probe.symbol == symbol]
         own = [finding for finding in findings if finding.fast_path == symbol]
@@ -28,14 +28,16 @@ def print_verdict(
         print_entry(console, answer, symbol, outcome, reasons=said, fixes=fixes)
     if not symbols:
         line(console, Text("no kernel that the model is bound to was there to be measured"))
-    for finding in findings:
-        if finding.fast_path not in symbols:
-            print_finding(console, finding)
+    others = [finding for finding in findings if finding.fast_path not in symbols]
+    for finding in others:
+        print_finding(console, finding)
     if verdict.trace is not None and verdict.trace.first_step_seconds is not None:
         later = verdict.trace.step_seconds
         text = f"first step of a new process {verdict.trace.first_step_seconds:.1f} s"
         note(console, "step", text + (f", a later one {later:.2f} s" if later is not None else ""))
     kernels = f"{verdict.fingerprint.model_type}, {count('kernel', answers.values())}"
+    if others:
+        kernels += f", {count('other finding', (finding.status for finding in others))}"
     said = [kernels, f"level {verdict.level.name.lower()}", f"{verdict.seconds:.0f} s"]
     close(console, status, *said, code=exit_code(status, strict=strict))
 

@@ -1,0 +1,155 @@
+"""All commands share one look: a header, a line for each answer, reason and fix under it, one line that says it all."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import configs
+from command import ROOT, Command
+from kernelguard.judge.values import Status, worst
+from kernelguard.report.verdict import print_verdict, verdict_header
+from kernelguard.verify.files import load_verdict
+from kernelguard.verify.findings import findings
+from observed import transformers_base
+
+WORDS = ("PASS", "WARN", "FAIL", "UNKNOWN")
+LAST = re.compile(rf"(?P<word>{'|'.join(WORDS)}): (?P<said>.+); exit (?P<code>\d+)")
+ANSWER = re.compile(r"(pass|warn|FAIL|unknown) {2,}\S")
+RESULTS = ROOT / "benchmarks" / "results"
+VERDICTS = [p for p in sorted(RESULTS.glob("verify-*.json")) if "probes" in json.loads(p.read_text())]
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.fixture(scope="module")
+def situations(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[list[str | Path], int]]:
+    """Commands that answer differently, by name, and the exit code of each."""
+    folder = tmp_path_factory.mktemp("situations")
+    tree = transformers_base("5.24.0").site / "transformers"
+    linear, dense = folder / "linear", folder / "dense"
+    configs.write(linear, configs.QWEN3_5)
+    configs.write(dense, configs.LLAMA)
+    (folder / "Dockerfile").write_text("FROM nvidia/cuda:13.0.0-base-ubuntu22.04\nRUN pip install torch || true\n")
+    read = ["--transformers", tree]
+    return {
+        "pass": (["check", dense, "--target", "h100", *read], 0),
+        "unknown": (["check", linear, "--target", "h100", *read], 3),
+        "fail": (["check", linear, "--target", "h100,torch=2.11.0,triton=3.6.0", *read], 1),
+        "lint": (["lint", folder / "Dockerfile", "--driver", "550"], 1),
+    }
+
+
+def holds_the_look(text: str, width: int) -> None:
+    lines = text.splitlines()
+    assert all(line == line.rstrip() for line in lines), "blanks at the end, which a log would keep"
+    header = text.partition("\n\n")[0]
+    # What is copied is not broken: the paths of the header, and a fix.
+    loose = {*header.splitlines(), *(line for line in lines if line.startswith(" " * 9 + "fix: "))}
+    assert [line for line in lines if len(line) > width and line not in loose] == []
+    assert not COLOUR.search(text)
+
+
+@pytest.mark.observed
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", ["pass", "unknown", "fail", "lint"])
+def test_the_last_line_says_it_all(
+    situations: Mapping[str, tuple[list[str | Path], int]], name: str, width: int
+) -> None:
+    arguments, code = situations[name]
+    done = Command(*arguments, env={"COLUMNS": str(width)})
+    assert done.code == code, done.err
+    holds_the_look(done.out, width)
+    if arguments[0] == "check":
+        header, answers = (part.splitlines() for part in done.out.split("\n\n")[:2])
+        labels = [line.split()[0] for line in header]
+        assert [n for n in labels if n != "layers"] == ["model", "transformers", "environment", "torch", "gpu"]
+        assert ANSWER.match(answers[0]) or "needs no fused kernel" in answers[0]
+    last = LAST.fullmatch(" ".join(done.out.rpartition("\n\n")[2].split()))
+    assert last is not None, done.out
+    assert int(last["code"]) == code
+    assert last["word"] == {0: "PASS", 1: "FAIL", 3: "UNKNOWN"}[code]
+
+
+def seen(arguments: Iterable[str | Path], **variables: str) -> str:
+    """What a person at a terminal of 80 columns sees."""
+    main, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    kept = {k: v for k, v in os.environ.items() if k not in {"COLUMNS", "LINES", "CI"}}
+    command = [str(Path(sys.executable).parent / "kernelguard"), *map(str, arguments)]
+    environ = {**kept, "TERM": "xterm-256color", **variables}
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=subprocess.DEVNULL, env=environ) as process:
+        os.close(terminal)
+        text = b""
+        while True:
+            try:
+                piece = os.read(main, 65536)
+            except OSError:  # a terminal whose other end is closed
+                break
+            if not piece:
+                break
+            text += piece
+        process.wait()
+    os.close(main)
+    return text.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.observed
+def test_nothing_is_said_by_colour_alone(situations: Mapping[str, tuple[list[str | Path], int]]) -> None:
+    arguments, _ = situations["fail"]
+    plain = Command(*arguments, env={"COLUMNS": "80"}).out
+    coloured = seen(arguments)
+    assert COLOUR.search(coloured)
+    assert COLOUR.sub("", coloured) == plain
+    # Names of the terminal's own colours (39: its usual one), so that they read on dark and on light.
+    shown = {int(n) for codes in COLOUR.findall(coloured) for n in re.findall(r"\d+", codes)}
+    assert shown <= {0, 1, 2, 31, 32, 33, 35, 36, 39}
+    assert COLOUR.sub("", seen(arguments, NO_COLOR="1")) == plain
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", seen(arguments, NO_COLOR="1"))
+    assert seen(arguments, TERM="dumb") == plain
+
+
+def said(name: str, *, strict: bool = False) -> str:
+    verdict = load_verdict(RESULTS / name)
+    found = findings(verdict)
+    console = Console(file=io.StringIO(), width=80, highlight=False, emoji=False, markup=False)
+    print_verdict(console, verdict, found, status=worst(f.status for f in found), strict=strict)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("path", VERDICTS, ids=lambda p: p.stem)
+def test_a_verdict_says_each_kernel_once_and_ends_with_its_code(path: Path) -> None:
+    text = said(path.name)
+    holds_the_look(text, 80)
+    verdict = load_verdict(path)
+    for symbol in {probe.symbol for probe in verdict.probes}:
+        assert len(re.findall(rf"(?m)^(?:pass|warn|FAIL|unknown) +{symbol}\b", text)) == 1, text
+    found = findings(verdict)
+    status = worst(f.status for f in found)
+    for finding in found:
+        assert " ".join(finding.reason.split()) in " ".join(text.split())
+    last = LAST.fullmatch(" ".join(text.rpartition("\n\n")[2].split()))
+    assert last is not None, text
+    assert last["word"].lower() == status
+    assert last["code"] == {Status.FAIL: "1", Status.UNKNOWN: "3"}.get(status, "0")
+
+
+def test_the_header_of_a_verdict_names_what_it_was_measured_on() -> None:
+    verdict = load_verdict(RESULTS / "verify-h200-fla060-triton371.json")
+    rows = dict(verdict_header(verdict, "train:v1"))
+    assert rows["image"] == "train:v1"
+    assert rows["gpu"] == f"NVIDIA H200 (sm_90), driver {verdict.fingerprint.driver}"
+    assert rows["torch"].endswith(f"triton {verdict.fingerprint.triton}")
