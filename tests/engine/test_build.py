@@ -264,6 +264,7 @@ def test_another_lock_or_a_foreign_image_is_not_promoted(engine: Engine, built: 
 
 
 def test_a_wheel_that_is_not_the_locked_one_is_named(engine: Engine, world: World) -> None:
+    world.take(tiny_lock(world.folder))
     place = world.folder / "fla_core-0.6.0-py3-none-any.whl"
     place.write_bytes(wheel("fla-core", "0.6.0", files={"fla/__init__.py": "# tampered\n"}))
     with pytest.raises(ToolError, match="not what was locked") as raised:
@@ -321,7 +322,7 @@ def test_a_base_without_the_lock_s_python(engine: Engine, world: World) -> None:
 
 def test_a_build_that_takes_too_long_is_stopped(engine: Engine, world: World) -> None:
     with pytest.raises(UndeterminedError, match=r"did not end within 0\.5 s"):
-        candidate(engine, world, timeout=0.5)
+        candidate(engine, world, timeout=0.5, no_cache=True)
     deadline = time.monotonic() + 20
     while leftovers(engine) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -334,7 +335,7 @@ def test_ctrl_c_leaves_nothing(engine: Engine, world: World) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        candidate(engine, world, talk=Talk(line=interrupt))
+        candidate(engine, world, talk=Talk(line=interrupt), no_cache=True)
     deadline = time.monotonic() + 20
     while leftovers(engine) and time.monotonic() < deadline:
         time.sleep(0.2)

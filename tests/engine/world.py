@@ -6,8 +6,7 @@ import hashlib
 import io
 import tarfile
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -140,13 +139,15 @@ class World:
 
     folder: Path
     base: str
+    wheels: Path | None = None
+    """Where its wheels lie, if not in `folder`: the same lock then makes the same steps, which are in the cache."""
     image: str = field(default_factory=lambda: f"kg-test-{uuid.uuid4().hex[:8]}:v1")
     cache: Path = Path()
     lock: Lock = field(init=False)
 
     def __post_init__(self) -> None:
         self.cache = self.folder / "cache"
-        self.take(tiny_lock(self.folder))
+        self.take(tiny_lock(self.wheels or self.folder))
 
     def take(self, lock: Lock) -> None:
         """Make this the lock on disk."""
@@ -180,8 +181,3 @@ class World:
             builder=Builder.LEGACY,
         )
         return replace(made, **changes)
-
-
-@contextmanager
-def make_world(folder: Path, base: str) -> Iterator[World]:
-    yield World(folder=folder, base=base)
