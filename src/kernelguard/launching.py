@@ -106,7 +106,12 @@ def run_launch(request: Request, environ: Mapping[str, str], say: Callable[[str]
     intent = here.check.intent if here.check is not None else resolve_intent(intent_flags(lock))
     requests = None
     if declaration is not None:
-        requests = plan(declaration, intent, length=_length(verdict))
+        requests = plan(
+            declaration,
+            intent,
+            length=_length(verdict),
+            capabilities=[(v.major, v.minor) for v in map(Version, lock.target.capabilities)],
+        )
     names = {"lock": str(request.lock), "model": where, "verdict": str(verdict_path), "python": here.python or "PYTHON"}
     say("deciding")
     admission = admit(

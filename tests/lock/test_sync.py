@@ -23,7 +23,7 @@ from kernelguard.sources.http import Http
 from kernelguard.sources.hub import Hub
 from lock.world import CACHE, CPU, World, world
 from observed import Interpreter, make_venv
-from resolve.tools import tool
+from programs import tool
 from sources.fakehub import FakeHub, variant
 from sources.servers import broken, cut_off, sha256, wheel
 

@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from kernelguard.resolve.archs import runs_on
 from kernelguard.resolve.variants import System, choose_variant, parse_variant
-from resolve.tools import tool
+from programs import tool
 
 H100 = System(
     backend="cuda",

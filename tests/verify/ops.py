@@ -181,24 +181,6 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None):
     y = (seen[..., -weight.shape[1]:].float() * weight.float()).sum(-1)
     y = y if bias is None else y + bias.float()
     return (F.silu(y) if activation else y).to(x.dtype)
-
-class Norm(torch.nn.Module):
-    """A model's own layer, as `layer` probes meet it."""
-    def __init__(self, size):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(size))
-        self.eps = 1e-6
-    def forward(self, x):
-        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
-
-class FastNorm(torch.nn.Module):
-    def forward(self, x):
-        return rms_norm(x, self.weight, self.eps)
-
-class ForgetfulNorm(torch.nn.Module):
-    """Computes the right output and loses the gradient of the weight."""
-    def forward(self, x):
-        return rms_norm(x, self.weight.detach(), self.eps)
 '''
 
 LIARS = '''

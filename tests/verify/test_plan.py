@@ -13,6 +13,7 @@ import configs
 import observed
 from kernelguard import declare
 from kernelguard.data import examples
+from kernelguard.declare.modes import HubLayers
 from kernelguard.declare.values import Declaration, Intent, Phase
 from kernelguard.errors import InputError, UndeterminedError
 from kernelguard.judge.values import Level, Status
@@ -97,6 +98,23 @@ def test_the_runs_own_choices_bring_kernels_in(tmp_path: Path) -> None:
     assert flex["flex_attention"].op == "flex"
     unknown = by_symbol(plan(declaration, Intent(attn_implementation="of-my-own")))
     assert unknown["of-my-own"].op == ""
+
+
+def test_use_kernels_brings_in_what_the_hub_replaces_in_training(tmp_path: Path) -> None:
+    declaration = declared(tmp_path, configs.QWEN3_5)
+    hub = {r.symbol: r for r in plan(declaration, Intent(use_kernels=True)) if r.package == "kernels"}
+    [fact] = [fact for fact in declaration.modes if isinstance(fact, HubLayers)]
+    on_cuda = {x.layer: {o.training for o in x.options if o.device == "cuda"} for x in fact.layers}
+    assert on_cuda["causal_conv1d_update"] == {True, False}, "the premise: a step of decoding is mapped for training"
+    assert on_cuda["fused_recurrent_gated_delta_rule"] == {False}
+    assert set(hub) == {"RMSNormGated", "Qwen3_5GatedDeltaNet", "causal_conv1d_fn", "chunk_gated_delta_rule"}
+    on_hopper = plan(declaration, Intent(use_kernels=True), capabilities=[(9, 0)])
+    assert {r.symbol for r in on_hopper if r.package == "kernels"} == set(hub) - {"Qwen3_5GatedDeltaNet"}
+    request = hub["chunk_gated_delta_rule"]
+    assert (request.op, request.model["parts"][0]["model_type"]) == ("layer", "qwen3_5_text")
+    assert [sum(case.lengths) for case in request.cases] == [321, TRAINING_LENGTH]
+    assert request.cases[0].force, "a Triton kernel may be behind it"
+    assert not [r for r in plan(declaration, Intent()) if r.package == "kernels"]
 
 
 def test_what_the_configuration_does_not_tell_has_no_probe(tmp_path: Path) -> None:

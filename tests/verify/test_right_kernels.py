@@ -22,7 +22,6 @@ ATTENTION: dict[str, Any] = {"q_heads": 4, "kv_heads": 2, "head_dim": 16}
 CONV: dict[str, Any] = {"channels": 12, "width": 4, "activation": "silu", "bias": True}
 INNER: dict[str, Any] = {"channels": 16, "state": 8, "rank": 8, "width": 4, "hidden": 16}
 STEP: dict[str, Any] = {"lengths": (1,), "packed": False, "state": True, "trains": False, "backward": False}
-LAYER: dict[str, Any] = {"original": "right.Norm", "arguments": [16], "inputs": [["T", 16]]}
 
 
 def request(symbol: str, op: str, shape: dict[str, Any], **options: Any) -> ProbeRequest:
@@ -59,7 +58,6 @@ REQUESTS = {
     "ssd": request("mamba_chunk_scan_combined", "chunk_scan", SSD),
     "mamba2": request("mamba_split_conv1d_scan_combined", "split_conv1d_scan", SSD),
     "scan": request("selective_scan_fn", "selective_scan", {"channels": 6, "state": 4}, lengths=(65,), packed=False),
-    "layer": request("FastNorm", "layer", LAYER),
     "flex": request("flex_attention", "flex", ATTENTION),
     "conv-step": request("causal_conv1d_update", "causal_conv1d_update", CONV, **STEP),
     "ssd-step": request("selective_state_update", "state_update", SSD, **STEP),
@@ -153,10 +151,6 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ProbeResult]:
             trains=r.trains,
             backward=r.backward,
         )
-    layer = REQUESTS["layer"]
-    requests["layer"] = ProbeRequest(
-        symbol="ForgetfulNorm", package="right", module="right", op="layer", cases=layer.cases
-    )
     env = observed.environment(tmp_path_factory.mktemp("spoilt"), None, {**files, "right.py": RIGHT})
     return probe_many(env.python, requests, env.prefix)
 
@@ -168,12 +162,11 @@ def test_a_right_kernel_is_right(name: str, right: dict[str, ProbeResult]) -> No
     assert right[name].deterministic is True
 
 
-@pytest.mark.parametrize("name", [*SPOILT, "layer"])
+@pytest.mark.parametrize("name", SPOILT)
 def test_one_wrong_thing_is_seen_and_named(name: str, spoilt: dict[str, ProbeResult]) -> None:
-    tensor = SPOILT[name][2] if name in SPOILT else "gradient of weight"
     assert spoilt[name].outcome is Outcome.WRONG, spoilt[name]
     wrong = {t.label for c in spoilt[name].cases for t in c.tensors if t.state != "right"}
-    assert tensor in wrong
+    assert SPOILT[name][2] in wrong
 
 
 def test_every_input_and_parameter_has_a_gradient_that_was_compared(right: dict[str, ProbeResult]) -> None:
@@ -183,7 +176,6 @@ def test_every_input_and_parameter_has_a_gradient_that_was_compared(right: dict[
     assert names["mamba2"] == {
         "zxbcdt", "conv1d_weight", "conv1d_bias", "dt_bias", "A", "D", "rmsnorm_weight", "outproj_weight",
     }  # fmt: skip
-    assert names["layer"] == {"input 0", "weight"}
 
 
 def test_both_numbers_stand_beside_each_tensor(right: dict[str, ProbeResult]) -> None:

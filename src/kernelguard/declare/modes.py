@@ -6,6 +6,7 @@ built or called, from a setting, the configuration or the GPU; `judge/modes.py` 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from packaging.version import Version
@@ -34,6 +35,11 @@ class HubOption:
     maximum_capability: tuple[int, int] | None = None
     versioned: bool = False
     """It is asked for by a version number, which only the hub can turn into a commit."""
+
+    def serves(self, capabilities: Iterable[tuple[int, int]]) -> bool:
+        """Whether it is for GPUs of all these compute capabilities; of none: it may be."""
+        lowest, highest = self.minimum_capability or (0, 0), self.maximum_capability or (99, 9)
+        return all(lowest <= capability <= highest for capability in capabilities)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

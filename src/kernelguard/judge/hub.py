@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from packaging.version import InvalidVersion, Version
 
-from kernelguard.declare.modes import HubLayer, HubLayers, HubOption, KernelsWindow
+from kernelguard.declare.modes import HubLayer, HubLayers, KernelsWindow
 from kernelguard.declare.values import Declaration, Intent, Phase
 from kernelguard.judge.hub_builds import OFFLINE_FIX, offline_problem
 from kernelguard.judge.values import Finding, Status
@@ -185,9 +185,10 @@ def _wrong(
 ) -> Iterator[tuple[HubLayer, tuple[str, str]]]:
     """Layers that get a kernel whose backward is known to be wrong; one for each name."""
     seen = set()
+    known = capabilities(environment) or ()
     for layer in layers if training else ():
         for option in layer.options:
-            taken = option.device == device and option.training and _fits(option, environment)
+            taken = option.device == device and option.training and option.serves(known)
             if taken and option.wrong_gradient and layer.layer not in seen:
                 seen.add(layer.layer)
                 yield layer, (option.repository, option.wrong_gradient)
@@ -204,7 +205,7 @@ def _why_not(layer: HubLayer, device: str, environment: Environment, *, training
     if not here:
         others = ", ".join(sorted({option.device for option in layer.options}))
         return f"its kernel is not for {device}" + (f" but for {others}" if others else "")
-    fitting = [option for option in here if _fits(option, environment)]
+    fitting = [option for option in here if option.serves(capabilities(environment) or ())]
     if not fitting:
         lowest, highest = here[0].minimum_capability, here[0].maximum_capability
         wanted = f"{lowest[0]}.{lowest[1]}" if lowest else "any"
@@ -213,12 +214,3 @@ def _why_not(layer: HubLayer, device: str, environment: Environment, *, training
     if training and not any(option.training for option in fitting):
         return _INFERENCE_ONLY
     return ""
-
-
-def _fits(option: HubOption, environment: Environment) -> bool:
-    known = capabilities(environment)
-    if known is None:
-        return True
-    lowest = option.minimum_capability or (0, 0)
-    highest = option.maximum_capability or (99, 9)
-    return all(lowest <= capability <= highest for capability in known)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kernelguard.declare.modes import HubLayers
 from kernelguard.declare.values import Declaration, FastPath, Intent, Phase, SubModel
 from kernelguard.verify.requests import Case, ProbeRequest
 from kernelguard.verify.subject import is_called
@@ -44,8 +45,16 @@ class _Kernel:
     """It decodes by updating its state in place, outside of autograd."""
 
 
-def plan(declaration: Declaration, intent: Intent, *, length: int = TRAINING_LENGTH) -> tuple[ProbeRequest, ...]:
+def plan(
+    declaration: Declaration,
+    intent: Intent,
+    *,
+    length: int = TRAINING_LENGTH,
+    capabilities: Iterable[tuple[int, int]] = (),
+) -> tuple[ProbeRequest, ...]:
     """Every kernel that the run calls, as a request; `length` is the training length in tokens.
+
+    `capabilities` of the GPUs, where they are known, tell which layers the hub has a kernel for.
 
     A kernel that no probe is known for, or whose shapes the configuration does not tell, is a request without an
     operation: it cannot be a pass.
@@ -57,6 +66,9 @@ def plan(declaration: Declaration, intent: Intent, *, length: int = TRAINING_LEN
             continue
         request = _of_path(path, raws.get(path.model_type, declaration.config.raw), intent, length)
         requests.setdefault((request.package, request.symbol), request)
+    if intent.use_kernels and intent.phase is Phase.TRAINING:
+        for request in _hub_layers(declaration, intent, length, tuple(capabilities)):
+            requests.setdefault((request.package, request.symbol), request)
     for request in _of_intent(declaration, intent, length):
         requests.setdefault((request.package, request.symbol), request)
     return tuple(requests.values())
@@ -138,6 +150,38 @@ def _of_intent(declaration: Declaration, intent: Intent, length: int) -> Iterato
             yield _own(place, kernel, text, intent, length)
 
 
+def _hub_layers(
+    declaration: Declaration, intent: Intent, length: int, capabilities: Sequence[tuple[int, int]]
+) -> Iterator[ProbeRequest]:
+    """Each layer and function that `use_kernels=True` may replace while the model trains on such GPUs."""
+    idle = {p.symbol for p in declaration.fast_paths} - {
+        p.symbol for p in declaration.fast_paths if is_called(p, intent)
+    }
+    model = {
+        "parts": [{"model_type": part.model_type, "raw": dict(part.raw)} for part in language_parts(declaration)],
+        "attn_implementation": intent.attn_implementation,
+        "experts_implementation": intent.experts_implementation,
+    }
+    for fact in declaration.modes:
+        if not isinstance(fact, HubLayers):
+            continue
+        replaced = {
+            layer.layer
+            for layer in fact.layers
+            if any(o.training and o.device == "cuda" and o.serves(capabilities) for o in layer.options)
+        }
+        for name in sorted(replaced - idle):
+            yield ProbeRequest(
+                symbol=name,
+                package="kernels",
+                module="transformers.integrations.hub_kernels",
+                op="layer",
+                dtype=intent.dtype,
+                cases=tuple(_cases(_HUB_LAYER, {}, packed=False, length=length)),
+                model=model,
+            )
+
+
 def _has_attention(declaration: Declaration) -> bool:
     kinds = {kind.name for kind in declaration.layer_kinds if kind.count}
     return not kinds or any("attention" in kind and "linear" not in kind for kind in kinds)
@@ -173,6 +217,7 @@ def _alone(cases: Iterable[Case], length: int) -> Iterator[Case]:
         yield replace(case, lengths=(length,)) if case.name == "training" else case
 
 
+_HUB_LAYER = _Kernel(op="layer", shape=lambda _: {}, tuned=True)
 _ATTENTION: Mapping[str, tuple[str, str, str, str]] = {
     "sdpa": ("torch", "torch.nn.functional", "scaled_dot_product_attention", "sdpa"),
     "varlen": ("torch", "torch.nn.attention.varlen", "varlen_attn", "torch_varlen"),

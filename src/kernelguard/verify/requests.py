@@ -59,6 +59,9 @@ class ProbeRequest:
     hub_attention: str = ""
     """A hub repository: the function is what transformers' own loader makes of this attention implementation."""
 
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Of a layer that the hub replaces: the model around it, as `workers/isolation.py` builds it."""
+
     def quick(self) -> dict[str, Any]:
         """The same about the shortest inputs, as `workers/probe.py` reads it: for a look before each launch.
 
@@ -77,6 +80,7 @@ class ProbeRequest:
             "symbol": self.symbol,
             "hub_attention": self.hub_attention,
             "op": self.op,
+            "model": dict(self.model),
             "dtype": self.dtype,
             "backward": self.backward,
             "device": device,

@@ -71,7 +71,9 @@ def verify(
             hint="kernelguard verify MODEL --python /path/to/venv/bin/python on the machine that will train",
         )
     began = time.monotonic()
-    requests = tuple(r for r in plan(declaration, intent, length=length) if _called(r, bindings))
+    capabilities = [gpu.capability for gpu in environment.gpus if gpu.capability is not None]
+    planned = plan(declaration, intent, length=length, capabilities=capabilities)
+    requests = tuple(r for r in planned if _called(r, bindings))
     if level <= Level.IMPORT:
         requests = tuple(_import_only(r) for r in requests)
     prints = fingerprint(
@@ -278,7 +280,8 @@ def _sets(intent: Intent) -> tuple[tuple[tuple[str, ...], str], ...]:
 
 def _called(request: ProbeRequest, bindings: Bindings | None) -> bool:
     """Whether the model really calls it. A kernel whose binding is not known is probed."""
-    if bindings is None:
+    if bindings is None or request.model:
+        # What the hub puts in place of a function has nothing to do with what that was bound to.
         return True
     mine = [b.bound_to for b in bindings.bindings if b.symbol == request.symbol]
     return not mine or any(bound in {BoundTo.KERNEL, BoundTo.UNKNOWN, BoundTo.OTHER} for bound in mine)
@@ -293,4 +296,5 @@ def _import_only(request: ProbeRequest) -> ProbeRequest:
         dtype=request.dtype,
         trains=request.trains,
         layers=request.layers,
+        model=request.model,
     )

@@ -65,11 +65,11 @@ def main(request: dict[str, Any], out: Any) -> None:
     except BaseException as error:
         out.error("cuda", error)
         return
-    function = _function(request, out)
-    if function is None:
+    subject = _subject(request, out)
+    if subject is None:
         return
+    function, probe = subject
     measure = sibling(f"{_PACKAGE}.probes.measure")
-    probe = sibling(f"{_PACKAGE}.probes").load(f"{_PACKAGE}.probes")[request["op"]]
     forcing = _forcing(request, out)
     dispatch = _dispatch(out)
     deadline = began + float(request.get("budget_s", 1e9))
@@ -94,6 +94,16 @@ def _machine(torch: Any, device: str) -> dict[str, Any]:
         facts.update(name=properties.name, capability=[properties.major, properties.minor])
         facts["memory_bytes"] = properties.total_memory
     return facts
+
+
+def _subject(request: dict[str, Any], out: Any) -> Any:
+    """(what is called, how), or None after it was written down why nothing can be."""
+    if request.get("model"):
+        return sibling(f"{_PACKAGE}.probes.layer").prepare(request, out)
+    function = _function(request, out)
+    if function is None:
+        return None
+    return function, sibling(f"{_PACKAGE}.probes").load(f"{_PACKAGE}.probes")[request["op"]]
 
 
 def _function(request: dict[str, Any], out: Any) -> Any:

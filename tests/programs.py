@@ -11,7 +11,7 @@ from pathlib import Path
 
 # As it was before any test pointed pip at an index of its own.
 _ENVIRONMENT = dict(os.environ)
-CACHE = Path(__file__).resolve().parents[2] / ".cache" / "tools"
+CACHE = Path(__file__).resolve().parents[1] / ".cache" / "tools"
 
 
 @cache
