@@ -71,6 +71,15 @@ def test_a_narrow_screen_shows_all_of_it(chromium: Any, pages: dict[str, Path], 
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
+@pytest.mark.parametrize("kind", ["everything", "profile", "training", "check"])
+def test_nothing_of_a_fix_is_cut_off(chromium: Any, pages: dict[str, Path], kind: str) -> None:
+    """A command that goes on behind a button is copied without having been read."""
+    with opened(chromium, pages[kind], viewport={"width": 390, "height": 844}) as page:
+        fixes = page.locator(".code code")
+        assert fixes.count() > 0
+        assert fixes.evaluate_all("all => all.filter(one => one.scrollWidth > one.clientWidth)") == []
+
+
 def test_the_verdict_is_the_first_thing_that_is_seen(chromium: Any, pages: dict[str, Path]) -> None:
     with opened(chromium, pages["profile"], viewport={"width": 1200, "height": 600}) as page:
         assert page.inner_text("h1").startswith("92% utilization and yet bound by host launch")

@@ -85,7 +85,7 @@ def test_two_profiles_show_what_changed(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert Command("report", tmp_path / "a.json", tmp_path / "b.json", "-o", page).code == 0
     text = page.read_text()
-    for words in ("2 things changed", "bound by", "GEMM", "0.25 times"):
+    for words in ("<h1>B is 4.00 times as fast as A</h1>", "2 things changed", "bound by", "GEMM", "0.25 times"):
         assert words in text
 
 
@@ -183,10 +183,19 @@ def test_two_runs_show_what_changed(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert Command("report", RUN, slow, "-o", page).code == 0
     text = page.read_text()
-    assert "2.00 times" in text
-    assert "0.50 times" in text
+    for words in ("<h1>B takes 2.00 times as long as A</h1>", "2.00 times", "0.50 times"):
+        assert words in text
     assert Command("report", RUN, RUN, "-o", page).code == 0
     assert "Nothing that both tell has changed" in page.read_text()
+
+
+def test_two_checks_say_that_the_answer_changed(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    Command("report", RESULTS / "check-h200.json", RESULTS / "check-h200-stock-triton.json", "-o", page)
+    text = page.read_text()
+    assert "<h1>4 things changed, and with them the answer</h1>" in text
+    # A minus before a number would be read as one.
+    assert not re.search(r"content:\s*.[\u2212+-]", text)
 
 
 def test_a_folder_is_shown_with_what_it_holds_and_what_it_does_not(tmp_path: Path) -> None:

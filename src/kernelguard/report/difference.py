@@ -150,7 +150,8 @@ def _check_facts(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "transformers", str(content["transformers"]["version"])
     for path in content["fast_paths"]:
         bound = path["bound_to"] or "not observed"
-        yield f"fast path {path['symbol']}", f"{path['status']}, {bound}: {path['reason']}"
+        told = "" if bound in path["reason"] else f", {bound}"
+        yield f"fast path {path['symbol']}", f"{path['status']}{told}: {path['reason']}"
     for finding in content["findings"]:
         if finding["fast_path"] is None:
             yield f"finding {finding['code']}", finding["status"]

@@ -35,3 +35,6 @@ def _header(outcome: Outcome) -> Iterator[tuple[str, str]]:
         yield "content", outcome.facts.content
     if outcome.verdict is not None:
         yield "verdict", str(outcome.verdict)
+    if outcome.pushed is not None:
+        yield "pushed", outcome.pushed.image
+        yield "proof", outcome.pushed.artifact

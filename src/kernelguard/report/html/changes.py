@@ -51,6 +51,18 @@ def changes(a: Gathered, b: Gathered) -> list[tuple[str, list[Change]]]:
     ]
 
 
+def speed(a: Gathered, b: Gathered) -> float | None:
+    """How many times as fast the second is: by useful tokens, else by the length of a step; None: not known."""
+    if a.run is not None and b.run is not None:
+        one, two = a.run.tokens_per_s, b.run.tokens_per_s
+        return two / one if one and two else a.run.step_s / b.run.step_s
+    if a.profile is not None and b.profile is not None:
+        first, second = a.profile["trace"], b.profile["trace"]
+        if first is not None and second is not None and second["step_us"]:
+            return float(first["step_us"] / second["step_us"])
+    return None
+
+
 def _checks(a: Gathered, b: Gathered) -> Iterator[Change]:
     if a.check is None or b.check is None:
         return

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set as AbstractSet
 from typing import Any
 
 from kernelguard.report.html import charts
-from kernelguard.report.html.changes import changes
+from kernelguard.report.html.changes import changes, speed
 from kernelguard.report.html.gather import Gathered
 from kernelguard.report.html.profile_page import run_charts
 from kernelguard.report.html.render import num, pct, render
@@ -35,13 +35,15 @@ def render_report(sources: Sequence[Gathered]) -> str:
     """
     runs = [_run(source, f"run{number}", several=len(sources) > 1) for number, source in enumerate(sources)]
     changed = changes(*sources) if len(sources) == 2 else []
-    headline = _changed_headline(changed) if len(sources) == 2 else runs[0]["headline"]
+    headline, lead = runs[0]["headline"], runs[0]["lead"]
+    if len(sources) == 2:
+        headline, lead = _changed_headline(changed, speed(*sources), {run["status"] for run in runs} - {"none"})
     return render(
         "report.html.j2",
         {
             "title": f"{headline} · kernelguard report",
             "headline": headline,
-            "lead": "" if len(sources) == 2 else runs[0]["lead"],
+            "lead": lead,
             "runs": runs,
             "changed": changed,
             "several": len(sources) == 2,
@@ -49,11 +51,18 @@ def render_report(sources: Sequence[Gathered]) -> str:
     )
 
 
-def _changed_headline(changed: Sequence[tuple[str, Sequence[Any]]]) -> str:
+def _changed_headline(
+    changed: Sequence[tuple[str, Sequence[Any]]], faster: float | None, answers: AbstractSet[str]
+) -> tuple[str, str]:
+    """What it comes to, and how much there is to read; `faster`: how many times as fast the second is."""
     count = sum(len(rows) for _, rows in changed)
+    many = f"{count} thing{'s' if count != 1 else ''} changed"
     if not count:
-        return "Nothing that both tell has changed"
-    return f"{count} thing{'s' if count != 1 else ''} changed"
+        return "Nothing that both tell has changed", ""
+    if faster is not None and not 0.98 < faster < 1.02:
+        how = f"is {num(faster, 2)} times as fast" if faster > 1 else f"takes {num(1 / faster, 2)} times as long"
+        return f"B {how} as A", f"{many}."
+    return (f"{many}, and with them the answer" if len(answers) > 1 else many), ""
 
 
 def _run(source: Gathered, key: str, *, several: bool) -> dict[str, Any]:
