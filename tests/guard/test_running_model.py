@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -193,6 +194,22 @@ def test_what_is_said(name: str, folder: Path) -> None:
     assert answer["state"] == "done"
     # Nothing of the guard is left: no hook, no profiler.
     assert answer["left"] == 0
+
+
+def test_each_row_of_the_catalogue_has_a_detector_and_a_case() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "guard.md").read_text(encoding="utf-8")
+    told = {
+        int(n): set(re.findall(r"`([a-z-]+)`", codes))
+        for n, codes in re.findall(r"^\| (\d+) \|.*\| (.*) \|$", page, re.MULTILINE)
+    }
+    assert sorted(told) == list(range(1, 21))
+    for number, codes in told.items():
+        mine = [rows for name, (_, rows, _) in CASES.items() if name.startswith(f"row_{number}_")]
+        shown = {row for rows in mine for row, status in rows if status != "warn"}
+        # Calls and launches are counted by the tests below.
+        counted = {16: {"never-called"}, 19: {"never-called", "kernel-not-launched"}}.get(number, set())
+        assert codes <= shown | counted, number
+        assert codes, number
 
 
 def test_the_kernels_calls_are_counted_and_the_step_is_traced(folder: Path) -> None:

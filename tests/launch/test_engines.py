@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import runpy
 import shlex
 import stat
 import subprocess
@@ -24,6 +25,7 @@ from kernelguard.launch.engines import ENGINES
 from kernelguard.launch.job import Job, Submission, Variable, check_name, plain, shell
 from kernelguard.launching import bundle, script_of
 
+ROOT = Path(__file__).resolve().parents[2]
 NASTY = (
     "train.py",
     "--name=a b",
@@ -352,6 +354,15 @@ def test_the_air_command_runs_from_the_uploaded_code(tmp_path: Path) -> None:
 def test_what_air_cannot_take_is_refused(changes: dict[str, Any], match: str) -> None:
     with pytest.raises(InputError, match=match):
         render("air", **changes)
+
+
+def test_the_examples_are_what_a_dry_run_prints() -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "launch_examples.py"))
+    for path, text in tool["examples"]().items():
+        assert (ROOT / path).read_text(encoding="utf-8") == text, "run: python tools/launch_examples.py"
+    # Each engine has a module and an example of its own.
+    modules = {type(engine).__module__ for engine in ENGINES.values()}
+    assert len(modules) == len(ENGINES) == len(tool["examples"]())
 
 
 def test_the_bundle_holds_what_ranks_need_and_is_always_the_same() -> None:
