@@ -5,7 +5,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-engine test-train demo-train lint format clean
+.PHONY: demo test test-engine test-slurm test-train demo-train lint format clean
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -23,10 +23,13 @@ demo: $(VENV)/.observed ## check the 27B example, for this machine and for an H1
 	$(BIN)/python tools/demo.py
 
 test: $(VENV)/.installed lint ## everything that needs no Docker engine, GPU or browser
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not thorough and not browser and not engine'
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not thorough and not browser and not engine and not slurm'
 
 test-engine: $(VENV)/.installed ## images built, refused and promoted by a Docker engine: .ci/engine.sh make test-engine
 	$(BIN)/python -m pytest -m engine
+
+test-slurm: $(VENV)/.installed ## a guarded launch and the prolog on two nodes of a real Slurm: apt-get install slurm-wlm munge
+	$(BIN)/python -m pytest -m slurm
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

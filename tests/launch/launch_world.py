@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "verify"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "verify"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "guard"))
 
+import faults
 import packages
 
 import observed
@@ -65,7 +67,7 @@ class World:
     def config(self) -> Path:
         return self.folder / "model" / "config.json"
 
-    def launch(self, *arguments: str | Path, level: str = "import", env: dict[str, str] | None = None) -> Command:
+    def launch(self, *arguments: str | Path, level: str = "interpreted", env: dict[str, str] | None = None) -> Command:
         """`kernelguard launch` on this world's lock, in its folder."""
         fixed = ["launch", self.lock, "--python", self.python, "--test-only-accept-level", level]
         return Command(*fixed, *arguments, cwd=self.folder, env={"OMP_NUM_THREADS": "1", **(env or {})})
@@ -86,7 +88,10 @@ def record(site: Path) -> None:
 
 def make_interpreter(prefix: Path, changes: dict[str, str] | None = None) -> observed.Interpreter:
     """torch, transformers, and crafted fla and causal-conv1d that work on a CPU."""
-    env = observed.environment(prefix, VERSION, packages.working() | (changes or {}))
+    working = packages.working()
+    # One that does what FAULT says, in the rank that has such a variable.
+    working["causal_conv1d/__init__.py"] += faults.FAULTY_CONVOLUTION
+    env = observed.environment(prefix, VERSION, working | (changes or {}))
     record(env.site)
     return env
 
@@ -94,7 +99,8 @@ def make_interpreter(prefix: Path, changes: dict[str, str] | None = None) -> obs
 @cache
 def base() -> World:
     """Made once by the real commands, shared by all test runs as long as the code that makes it stays the same."""
-    source = b"".join(p.read_bytes() for p in (Path(__file__), Path(packages.__file__)))
+    made_by = (Path(__file__), Path(packages.__file__), Path(faults.__file__))
+    source = b"".join(p.read_bytes() for p in made_by)
     key = hashlib.sha256(source).hexdigest()[:12]
     folder = observed.CACHE / f"launch-{VERSION}-{key}"
     with observed._locked(folder.name):
@@ -107,7 +113,7 @@ def base() -> World:
             world.config.write_text(json.dumps(TINY))
             python = ["--python", str(world.python)]
             told = [Command("lock", world.config, "--record", *python, "-o", world.lock)]
-            told.append(Command("verify", world.config, *python, "--level", "import", "-o", world.verdict))
+            told.append(Command("verify", world.config, *python, "--level", "interpreted", "-o", world.verdict))
             for command in told:
                 assert command.code == 0, command.out + command.err
             (folder / "complete").touch()
