@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# Run a command with a Docker engine of its own: `.ci/engine.sh make test-engine`.
-# An engine that DOCKER_HOST names is used as it is. Otherwise Debian's docker.io is installed where it is missing, and
-# dockerd runs with its own data root until the command ends. One such engine for each network namespace.
+# Run a command with a Docker engine of its own, and a registry to be had: `.ci/engine.sh make test-engine`.
+# An engine that DOCKER_HOST names is used as it is. Otherwise Debian's docker.io and docker-registry are installed where
+# they are missing, and dockerd runs with its own data root until the command ends. One such engine for each network
+# namespace.
 set -euo pipefail
 
 if [[ -n "${DOCKER_HOST:-}" ]]; then
   exec "$@"
 fi
-if ! command -v dockerd >/dev/null; then
+if ! command -v dockerd >/dev/null || ! command -v docker-registry >/dev/null; then
   apt-get update --quiet=2
-  DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends -o DPkg::Lock::Timeout=300 docker.io >/dev/null
+  DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends -o DPkg::Lock::Timeout=300 \
+    docker.io docker-registry >/dev/null
 fi
 
 # Not below the source tree: a build context must not hold an engine's files.

@@ -17,11 +17,11 @@ import typer
 from typer.models import CommandInfo
 
 from kernelguard import __version__
-from kernelguard.cli import checks, images, launches, locks, matrix, pages, proofs
+from kernelguard.cli import checks, images, launches, locks, looks, matrix, pages, proofs
 from kernelguard.cli.shared import app
 from kernelguard.errors import KernelguardError
 
-__all__ = ["app", "checks", "images", "launches", "locks", "main", "matrix", "pages", "proofs", "run"]
+__all__ = ["app", "checks", "images", "launches", "locks", "looks", "main", "matrix", "pages", "proofs", "run"]
 
 
 def _version(value: bool) -> None:

@@ -74,7 +74,7 @@ def check(
     Example: kernelguard check examples/qwen3.8-27b --target h100
     """
     if image is not None:
-        from kernelguard.cli.images import check_image
+        from kernelguard.cli.looks import check_image
 
         outside = {"--environment": environment, "--target": target, "--lock": lock, "--intent": intent}
         outside |= {"--train-config": train_config, "--junit": junit, "--transformers": transformers}

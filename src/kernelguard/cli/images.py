@@ -1,14 +1,12 @@
-"""Commands about images: build, promote, lint; and what `--image` of check and verify does."""
+"""Commands that make images: build, promote."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,9 +17,9 @@ from kernelguard.errors import InputError
 
 if TYPE_CHECKING:
     from kernelguard.image.build import Talk
+    from kernelguard.image.engine import Engine
     from kernelguard.image.plan import Plan, Request
     from kernelguard.image.values import Outcome
-    from kernelguard.judge.values import Finding
 
 
 @app.command()
@@ -62,6 +60,9 @@ def build(
     keep_failed: Annotated[
         bool, typer.Option("--keep-failed", help="Keep an image that failed, as NAME:TAG-failed.")
     ] = False,
+    send: Annotated[
+        bool, typer.Option("--push", help="Push it to the registry in its name, with the verdict attached.")
+    ] = False,
     timeout: Annotated[float, typer.Option(help="Seconds that the build may take.")] = 7200.0,
     verify_timeout: Annotated[float, typer.Option(help="Seconds that each verification may take.")] = 1800.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -72,6 +73,7 @@ def build(
     """
     from kernelguard.check import cache_folder
     from kernelguard.image.plan import Request
+    from kernelguard.image.pushing import check_pushable
     from kernelguard.image.subject import subject_of
     from kernelguard.image.values import Builder
     from kernelguard.judge.values import Level
@@ -83,6 +85,8 @@ def build(
         raise InputError(
             f"an image is tagged at level gpu or import, not {require_level}", hint="--require-level import"
         )
+    if send:
+        check_pushable(tag)
     lock = load_lock(lock_file)
     request = Request(
         lock=lock,
@@ -111,10 +115,12 @@ def build(
     from kernelguard.image.engine import connect
     from kernelguard.image.pinning import pinned
 
-    with _termination(), connect(environ) as engine, _talk() as talk:
+    with termination(), connect(environ) as engine, _talk() as talk:
         if pin_base:
             request = pinned(request, engine)
         outcome = run_build(engine, request, environ, cache, talk=talk)
+        if send:
+            outcome = _pushed(engine, outcome, talk)
     _print_outcome(outcome, as_json=as_json)
 
 
@@ -130,6 +136,9 @@ def promote(
         str | None, typer.Option("-t", "--tag", help="The tag to give. Default: the candidate's without `-candidate`.")
     ] = None,
     builder: Annotated[str | None, typer.Option(help="buildx, buildkit or legacy.")] = None,
+    send: Annotated[
+        bool, typer.Option("--push", help="Push it to the registry in its name, with the verdict attached.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Give a candidate its tag, on evidence that was made elsewhere about exactly this content.
@@ -138,12 +147,15 @@ def promote(
     """
     from kernelguard.image.engine import connect
     from kernelguard.image.promoting import promote_image
+    from kernelguard.image.pushing import check_pushable
     from kernelguard.image.values import Builder
     from kernelguard.lock import load_lock
 
     lock = load_lock(lock_file)
     environ = dict(os.environ)
-    with _termination(), connect(environ) as engine:
+    if send:
+        check_pushable(tag or image)
+    with termination(), connect(environ) as engine, _talk() as talk:
         outcome = promote_image(
             engine,
             image,
@@ -154,7 +166,39 @@ def promote(
             builder=Builder(builder) if builder else None,
             environ=environ,
         )
+        if send:
+            outcome = _pushed(engine, outcome, talk)
     _print_outcome(outcome, as_json=as_json)
+
+
+@app.command()
+def verdict(
+    image: Annotated[str, typer.Argument(help="An image in a registry: registry/name:tag, or @sha256:...")],
+    *,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write it. Default: stdout.")] = None,
+    plain_http: Annotated[bool, typer.Option("--plain-http", help="Speak to the registry without TLS.")] = False,
+) -> None:
+    """Get the verdict that is attached to an image in its registry: exactly the one that its labels name.
+
+    Example: kernelguard verdict registry.example/train:v1 -o kernelguard.verdict.json
+    """
+    from kernelguard.image.registry import Access, find
+
+    body = find(image, Access(plain_http=plain_http, config=os.environ.get("DOCKER_CONFIG", "")))
+    if output is None:
+        typer.echo(body, nl=False)
+        return
+    try:
+        output.write_bytes(body)
+    except OSError as error:
+        raise InputError(f"{output} cannot be written: {error.strerror}", hint="-o FILE names another") from error
+
+
+def _pushed(engine: Engine, outcome: Outcome, talk: Talk) -> Outcome:
+    from kernelguard.image.pushing import push
+
+    talk.step(f"pushing {outcome.image}")
+    return push(engine, outcome, os.environ, amount=lambda done, total: talk.amount("pushing", done, total))
 
 
 def _dry(request: Request, environ: dict[str, str], cache: Path) -> Plan:
@@ -226,6 +270,8 @@ def _print_outcome(outcome: Outcome, *, as_json: bool) -> None:
             "verdict": str(outcome.verdict) if outcome.verdict else "",
             "layers": [{"size": layer.size, "made_by": layer.made_by} for layer in outcome.layers],
             "seconds": outcome.seconds,
+            "pushed": outcome.pushed.image if outcome.pushed else "",
+            "verdict_artifact": outcome.pushed.artifact if outcome.pushed else "",
         }
         print_json(document)
         return
@@ -236,7 +282,7 @@ def _print_outcome(outcome: Outcome, *, as_json: bool) -> None:
 
 
 @contextlib.contextmanager
-def _termination() -> Iterator[None]:
+def termination() -> Iterator[None]:
     """A polite kill ends like Ctrl-C: what was made on the way is removed."""
 
     def interrupted(_number: int, _frame: object) -> None:
@@ -272,132 +318,3 @@ def _talk() -> Iterator[Talk]:
             open_line[0] = True
 
     yield Talk(step=lambda text: put(f"=> {text}"), line=lambda text: put(f"   {text}"), amount=amount)
-
-
-@app.command()
-def lint(
-    dockerfile: Annotated[Path, typer.Argument(help="A Dockerfile, or the folder that holds one.")],
-    *,
-    driver: Annotated[str, typer.Option(help="The NVIDIA driver where it will run, for example 550.")] = "",
-    platform: Annotated[str, typer.Option(help="air: also what Databricks AI Runtime asks of an image.")] = "",
-    strict: Annotated[bool, typer.Option("--strict", help="A warning is a no.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Read a Dockerfile of your own, and the folder it lies in, for what will cost the run on the GPU machine.
-
-    Example: kernelguard lint Dockerfile --driver 550
-    """
-    from kernelguard.image.asking import Asked, lint_file
-
-    _platform(platform)
-    findings = lint_file(dockerfile, Asked(driver=_driver(driver), platform=platform))
-    raise typer.Exit(_print_findings(str(dockerfile), findings, strict=strict, as_json=as_json))
-
-
-def check_image(
-    image: str,
-    *,
-    asked: Mapping[str, Any],
-    model: str | None,
-    outside: Sequence[str],
-    arguments: Sequence[str],
-    timeout: float,
-    as_json: bool,
-) -> int:
-    """What `kernelguard check --image` does; the exit code.
-
-    `arguments` are those of the check in the container; `outside` were given, and name something that is not in there.
-    """
-    from kernelguard.check import cache_folder
-    from kernelguard.image.asking import Asked, check_inside
-    from kernelguard.image.asking import check_image as look
-    from kernelguard.image.engine import connect
-
-    if outside:
-        raise InputError(f"{outside[0]} cannot be combined with --image: it names something outside the container")
-    if model is not None and not Path(model).exists():
-        raise InputError(f"{model} is not on this machine", hint="give a config.json or a folder that holds one")
-    _platform(asked.get("platform", ""))
-    said = Asked(**{**asked, "driver": _driver(asked.get("driver", ""))})
-    with _termination(), connect(os.environ) as engine:
-        engine.sweep()
-        _, findings = look(engine, image, said)
-        if model is None:
-            return _print_findings(image, findings, strict="--strict" in arguments, as_json=as_json)
-        code, output, last = check_inside(
-            engine,
-            image,
-            ["/kernelguard-box/in/model", *arguments],
-            Path(model),
-            {},
-            cache=cache_folder(os.environ),
-            python=said.python,
-            timeout=timeout,
-            environment=_terminal(),
-        )
-    if code not in {0, 1, 3}:
-        typer.echo(last, err=True)
-        return code
-    if as_json:
-        document = json.loads(output)
-        document["image"] = {"name": image, "findings": [asdict(f) for f in findings]}
-        document["exit_code"] = _worse(code, _code(findings, strict="--strict" in arguments))
-        print_json(document)
-    else:
-        from kernelguard.cli.shared import console
-        from kernelguard.judge.values import Status
-        from kernelguard.report.terminal import close, count, print_finding
-
-        typer.echo(output)
-        for finding in findings:
-            print_finding(console(), finding)
-        both = _worse(code, _code(findings, strict="--strict" in arguments))
-        what = f"{image}, the check above (exit {code}) and {count('finding', (f.status for f in findings))}"
-        close(console(), {0: Status.PASS, 1: Status.FAIL, 3: Status.UNKNOWN}[both], what, code=both)
-    return _worse(code, _code(findings, strict="--strict" in arguments))
-
-
-def _print_findings(what: str, findings: Sequence[Finding], *, strict: bool, as_json: bool) -> int:
-    from kernelguard.cli.shared import console
-    from kernelguard.report.terminal import print_findings
-
-    code = _code(findings, strict=strict)
-    if as_json:
-        rows = [{**asdict(f), "status": str(f.status)} for f in findings]
-        print_json({"schema": 1, "kind": "findings", "subject": what, "exit_code": code, "findings": rows})
-    else:
-        print_findings(console(), what, findings, code=code)
-    return code
-
-
-def _code(findings: Sequence[Finding], *, strict: bool) -> int:
-    from kernelguard.judge.values import exit_code, worst
-
-    return exit_code(worst(f.status for f in findings), strict=strict)
-
-
-def _worse(*codes: int) -> int:
-    return next((code for code in (1, 3) if code in codes), 0)
-
-
-def _terminal() -> dict[str, str]:
-    """What the command in the container needs to print as it would here."""
-    import shutil
-
-    found = {"COLUMNS": str(shutil.get_terminal_size().columns)}
-    found |= {name: os.environ[name] for name in ("NO_COLOR", "FORCE_COLOR") if name in os.environ}
-    return found | ({"FORCE_COLOR": "1"} if sys.stdout.isatty() and "NO_COLOR" not in found else {})
-
-
-def _driver(text: str) -> str:
-    from packaging.version import InvalidVersion, Version
-
-    try:
-        return str(Version(text)) if text else ""
-    except InvalidVersion as error:
-        raise InputError(f"{text} is no driver version", hint="--driver 580.95.05, as nvidia-smi prints it") from error
-
-
-def _platform(name: str) -> None:
-    if name not in {"", "air"}:
-        raise InputError(f"nothing is known about the platform {name}", hint="--platform air")

@@ -151,6 +151,16 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attached:
+    """An image in a registry, and its verdict beside it there."""
+
+    image: str
+    """By digest: `registry/name@sha256:...`."""
+    artifact: str
+    """The artifact that holds the verdict, by digest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What became of a build or a promotion."""
 
@@ -168,3 +178,4 @@ class Outcome:
     layers: tuple[Layer, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     """By step."""
+    pushed: Attached | None = None
