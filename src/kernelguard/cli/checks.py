@@ -224,9 +224,19 @@ def diff(
     print_differences(console(), str(a), str(b), differences)
 
 
+def _rule_names() -> list[str]:
+    """What a shell offers for RULE."""
+    from kernelguard.data import matrices
+    from kernelguard.judge.rules import load_rules
+
+    return [rule.id for rule in load_rules(matrices() / "rules.toml")]
+
+
 @app.command()
 def explain(
-    rule: Annotated[str, typer.Argument(help="A rule id, as printed by `check` and `matrix list`.")],
+    rule: Annotated[
+        str, typer.Argument(help="A rule id, as printed by `check` and `matrix list`.", autocompletion=_rule_names)
+    ],
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
