@@ -49,6 +49,14 @@ MOE = {
     "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "tie_word_embeddings": False,
 }  # fmt: skip
 """Qwen3.5-35B-A3B, four of its 40 layers."""
+MAMBA = {
+    "architectures": ["BambaForCausalLM"], "model_type": "bamba", "vocab_size": 128_256, "hidden_size": 4096,
+    "intermediate_size": 14_336, "num_hidden_layers": 12, "attn_layer_indices": [9], "num_attention_heads": 32,
+    "num_key_value_heads": 8, "mamba_n_heads": 128, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 128,
+    "mamba_d_conv": 4, "mamba_chunk_size": 256, "mamba_expand": 2, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+"""Bamba-9B, twelve of its 32 layers: eleven of Mamba-2, one of attention."""
+SHAPES = {"dense": DENSE, "moe": MOE, "mamba": MAMBA}
 OFF = {
     "batch.mode": "padded", "model.attention": "sdpa", "model.liger": "off", "model.fused": "off",
     "parallel.one_rank": "fsdp", "model.recompute": "full", "optim.loss_chunk": 8192, "batch.tokens": 8192,
@@ -69,7 +77,8 @@ class Rung:
     steps: int = 6
     environment: tuple[tuple[str, str], ...] = ()
     loop: tuple[str, ...] = ()
-    """Arguments of the yardstick, when it is not the trainer that runs."""
+    """Arguments of `script`, when it is not the trainer that runs."""
+    script: str = "yardstick.py"
     profile: bool = False
 
 
@@ -109,14 +118,18 @@ def rungs(*, packs: int, qla: bool) -> list[Rung]:
     made.append(Rung(name="published recipe", adds=recipe, kind="beside", settings={},
                      loop=("--layers", "8", "--steps", "5", "--warmup", "2", "--recipe"),
                      environment=(("FLA_FLASH_QLA", "0"),)))  # fmt: skip
+    trl = "SFTTrainer: packing by best fit, bf16 autocast, gradient checkpointing, fused kernels, masked SDPA"
+    made.append(Rung(name="TRL", adds=trl, kind="beside", settings={}, script="beside_trl.py",
+                     loop=("--layers", "8", "--steps", "5", "--warmup", "3"),
+                     environment=(("FLA_FLASH_QLA", "0"),)))  # fmt: skip
     narrow = settings | {"model.fp8": True}
     made.append(Rung(name="float8", adds="forward and input-gradient products in float8", kind="float8",
                      settings=narrow, environment=environment, steps=4))  # fmt: skip
     masked = settings | {"data.synthetic_trained": 0.6}
     made.append(Rung(name="masked prompts", adds="60 % of the tokens trained, as in chat data", kind="masked",
                      settings=masked, environment=environment, steps=4))  # fmt: skip
-    for model in ("dense", "moe"):
-        plain = OFF | {"model.kernels": "reference"} if model == "moe" else OFF
+    for model in SHAPES:
+        plain = OFF if model == "dense" else OFF | {"model.kernels": "reference"}
         made.append(Rung(name=f"{model}: naive", adds="padded, SDPA, full recomputing, FSDP", kind=model, model=model,
                          settings=plain, steps=5))  # fmt: skip
         own: dict[str, Any] = final["settings"] | {"batch.per_step": 4, "model.liger": "auto"}
@@ -133,7 +146,8 @@ def tiny(rung: Rung) -> Rung:
              "model.compute_dtype": "float32"}  # fmt: skip
     loop = (*rung.loop, "--tiny") if rung.loop else ()
     return Rung(name=rung.name, adds=rung.adds, settings=toy | small if toy else {}, kind=rung.kind,
-                model=rung.model, steps=4, environment=rung.environment, loop=loop, profile=rung.profile)  # fmt: skip
+                model=rung.model, steps=4, environment=rung.environment, loop=loop, script=rung.script,
+                profile=rung.profile)  # fmt: skip
 
 
 class Runner:
@@ -154,7 +168,7 @@ class Runner:
         command = [sys.executable, str(HERE / "rung.py"), str(folder / "go"), str(folder / "rung.json")]
         if rung.loop:
             extra = ["--profile", str(folder / "profile.json")] if rung.profile else []
-            return [*command, "--loop", "--", *rung.loop, *extra], environment
+            return [*command, "--loop", rung.script, "--", *rung.loop, *extra], environment
         settings: dict[str, Any] = {
             "data.synthetic_samples": 40_000, "train.steps": rung.steps, "train.output": str(folder), "data.workers": 0
         } | rung.settings  # fmt: skip
@@ -164,7 +178,7 @@ class Runner:
             settings["report.profile"] = rung.steps
         config: list[str] = [str(SLICE)]
         if self.options.tiny or rung.model != "27b":
-            shape = TOY if self.options.tiny else {"dense": DENSE, "moe": MOE}[rung.model]
+            shape = TOY if self.options.tiny else SHAPES[rung.model]
             (folder / "config.json").write_text(json.dumps(shape), encoding="utf-8")
             settings |= {"model.path": str(folder / "config.json"), "model.layers": 0}
         flags = ["--reuse"] if rung.name != "final" and not self.options.tiny else []
@@ -222,6 +236,7 @@ def _plain(name: str) -> str:
 def versions(site: str, qla: str) -> dict[str, str]:
     """Distributions that the rungs ran on."""
     wanted = ("torch", "transformers", "triton", "fla-core", "flash-linear-attention", "liger-kernel", "causal-conv1d",
+              "mamba-ssm", "trl", "datasets",
               "flash-qla", "tilelang", "numpy")  # fmt: skip
     path = [p for p in (site, qla, *sys.path) if p]
     found: dict[str, str] = {"python": sys.version.split()[0]}

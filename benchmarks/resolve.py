@@ -40,8 +40,8 @@ from kernelguard.sources.http import Http  # noqa: E402
 from kernelguard.sources.hub import Hub, HubSource  # noqa: E402
 from kernelguard.sources.pipconfig import PipConfig, pip_config  # noqa: E402
 from lock.world import World, world  # noqa: E402
+from programs import tool  # noqa: E402
 from resolve.cases import declaration  # noqa: E402
-from resolve.tools import tool  # noqa: E402
 from sources.fakehub import FakeHub, variant  # noqa: E402
 from sources.servers import wheel  # noqa: E402
 

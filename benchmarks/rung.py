@@ -1,7 +1,7 @@
 """One rung in a process of its own: imports while the one before still measures, then waits for its turn.
 
     python benchmarks/rung.py GO OUT -- ARGUMENT...      the trainer's own command line
-    python benchmarks/rung.py GO OUT --loop -- ARGUMENT...   the yardstick's
+    python benchmarks/rung.py GO OUT --loop SCRIPT -- ARGUMENT...   that of another loop (yardstick.py, beside_trl.py)
 
 It starts when the file GO exists, and writes to OUT what a person would have to look up: seconds to the end of the
 first step, graph recompilations and kernel tunings after it. With --reuse, kernels take the tuning of other shapes
@@ -76,7 +76,7 @@ def main() -> int:
     # While another rung computes, imports are slower than they would be alone, so this errs on the long side.
     found: dict[str, Any] = {"imports_s": ready - BEGUN}
     if loop:
-        run_path(str(Path(__file__).with_name("yardstick.py")))["main"](arguments, out.with_suffix(".loop.json"))
+        run_path(str(Path(__file__).with_name(sys.argv[4])))["main"](arguments, out.with_suffix(".loop.json"))
         code = 0
     else:
         if "--reuse" in sys.argv[3:5]:
