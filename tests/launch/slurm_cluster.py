@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-_PORTS = {"controller": 16817, "localhost": 16821, "other": 16822}
+_PORTS = {"controller": 16817, "first": 16821, "second": 16822}
+# Names of nodes that every machine can look up.
+_NODES = ("127.0.0.2", "127.0.0.3")
 _CONF = """\
 ClusterName=kernelguard
 SlurmctldHost={host}(127.0.0.1)
@@ -41,8 +43,8 @@ SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
 GresTypes=gpu
-NodeName=localhost NodeHostname={host} NodeAddr=127.0.0.1 Port={localhost} CPUs=2 Gres=gpu:1 State=UNKNOWN
-NodeName={host} NodeHostname={host} NodeAddr=127.0.0.1 Port={other} CPUs=2 Gres=gpu:1 State=UNKNOWN
+NodeName=127.0.0.2 NodeAddr=127.0.0.1 Port={first} CPUs=2 Gres=gpu:1 State=UNKNOWN
+NodeName=127.0.0.3 NodeAddr=127.0.0.1 Port={second} CPUs=2 Gres=gpu:1 State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -74,7 +76,7 @@ class Cluster:
 
 @contextmanager
 def cluster(folder: Path, prolog: Path) -> Iterator[Cluster]:
-    """Two idle nodes, `localhost` and this machine's name, with one GPU each that is none."""
+    """Two idle nodes of this machine, each with one GPU that is none."""
     made = Cluster(folder)
     (folder / "state").mkdir(parents=True)
     key = folder / "munge.key"
@@ -87,7 +89,7 @@ def cluster(folder: Path, prolog: Path) -> Iterator[Cluster]:
     munge = [f"--{name}={folder}/munge.{ending}" for name, ending in (("socket", "sock"), ("pid-file", "pid"))]
     munge += [f"--key-file={key}", f"--log-file={folder}/munge.log", f"--seed-file={folder}/munge.seed", "--force"]
     slurmd = ["slurmd", "-D", "-f", made.environ["SLURM_CONF"], "-N"]
-    commands = (["munged", "--foreground", *munge], ["slurmctld", "-D", "-c"], [*slurmd, "localhost"], [*slurmd, host])
+    commands = (["munged", "--foreground", *munge], ["slurmctld", "-D", "-c"], *([*slurmd, node] for node in _NODES))
     try:
         for command in commands:
             with (folder / "daemons.log").open("ab") as log:
@@ -97,9 +99,9 @@ def cluster(folder: Path, prolog: Path) -> Iterator[Cluster]:
         _wait_for(lambda: made._command("sinfo", "--noheader", "--Node", "--format=%t").stdout.split() == ["idle"] * 2)
         yield made
     finally:
+        # Each in its turn: the others speak through munge to the end.
         for daemon in reversed(daemons):
             daemon.terminate()
-        for daemon in daemons:
             daemon.wait(30)
 
 

@@ -463,6 +463,20 @@ def test_settling_gives_the_runs_code(run: Run) -> None:
     assert subprocess.run(command, check=False).returncode == 137
 
 
+def test_the_node_that_ended_first_and_by_itself_gives_the_code(run: Run) -> None:
+    """Slurm reports the highest code of any node, which is that of a node that was killed because another ended."""
+    code, _, _ = run.run("failed(17)", "--node-rank", "1", "--nnodes", "3")
+    assert code == 17
+    outcome.report_node(run.folder, 0, "here", code=143, stopped=True)
+    outcome.report_node(run.folder, 2, "there", code=19)
+    (run.folder / "nodes" / "3.json").write_text("{")
+    assert outcome.first_code(run.folder) == 17
+    command = [sys.executable, str(SUPERVISOR), "--ticket", str(run.folder / "ticket.json"), "--settle"]
+    assert subprocess.run([*command, "143"], check=False).returncode == 17
+    # What the engine says went well did.
+    assert subprocess.run([*command, "0"], check=False).returncode == 0
+
+
 def test_children_are_found_with_and_without_the_kernels_list() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:

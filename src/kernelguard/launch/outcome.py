@@ -133,12 +133,29 @@ class OutcomeFile:
         return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def report_node(run_dir: Path, node: int, host: str) -> None:
-    """Say that this node's supervisor has started; a read-only disk only makes a later message less exact."""
+def report_node(run_dir: Path, node: int, host: str, *, code: int | None = None, stopped: bool = False) -> None:
+    """Say that this node's supervisor has started or, with a code, how it ends and whether it was told to.
+
+    A read-only disk only makes a later message less exact.
+    """
     with suppress(OSError):
         (run_dir / "nodes").mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"node": node, "host": host, "pid": os.getpid(), "started": time.time()})
-        (run_dir / "nodes" / f"{node}.json").write_text(text + "\n", encoding="utf-8")
+        about = {"node": node, "host": host, "pid": os.getpid(), "at": time.time(), "code": code, "stopped": stopped}
+        (run_dir / "nodes" / f"{node}.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
+
+
+def first_code(run_dir: Path) -> int:
+    """The code of the node that first ended badly by itself, in a shared run directory; 0 where none is known.
+
+    The others are ended because of it, and an engine that reports the highest code would report theirs.
+    """
+    found = []
+    for path in (run_dir / "nodes").glob("*.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            about = json.loads(path.read_text(encoding="utf-8"))
+            if about["code"] and not about["stopped"]:
+                found.append((float(about["at"]), int(about["code"])))
+    return min(found)[1] if found else 0
 
 
 def told_ranks(run_dir: Path) -> list[int]:

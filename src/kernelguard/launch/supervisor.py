@@ -34,6 +34,7 @@ from kernelguard.launch.outcome import (  # noqa: E402
     OutcomeFile,
     Stderr,
     failure_outcome,
+    first_code,
     report_node,
     told_ranks,
 )
@@ -118,7 +119,9 @@ class Supervisor:
             say(f"processes {left} do not end, not even when killed")
         self.stderr.finish()
         self._read_outcome()
-        return self._code(torchrun.returncode)
+        code = self._code(torchrun.returncode)
+        report_node(self.run_dir, self.settings.node, socket.gethostname(), code=code, stopped=self.stopping)
+        return code
 
     def _watch(self, torchrun: subprocess.Popen[bytes]) -> None:
         now = time.monotonic()
@@ -289,7 +292,8 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     if given.settle is not None:
         outcome = OutcomeFile(Path(ticket.run_dir) / "outcome.json").read()
-        return outcome.code if outcome is not None and outcome.code else int(given.settle)
+        agreed = outcome.code if outcome is not None else 0
+        return agreed or (first_code(Path(ticket.run_dir)) if given.settle else 0) or int(given.settle)
     settings = Settings(
         ticket=ticket,
         ticket_path=path,
