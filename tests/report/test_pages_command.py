@@ -159,19 +159,48 @@ def test_a_damaged_report_names_what_is_wrong(tmp_path: Path) -> None:
     refused(Command("report", tmp_path / "half.json"), "not JSON")
 
 
+@pytest.mark.parametrize("full", ["disk", "limit"])
 @pytest.mark.parametrize("command", [["profile", str(TRACE)], ["report", str(RESULTS / "check-h200.json")]])
-def test_no_space_to_write_leaves_the_old_page_whole(tmp_path: Path, command: list[str]) -> None:
-    """A file-size limit fails the write as a full disk does."""
-    page = tmp_path / "page.html"
-    page.write_text("the old page")
+def test_no_space_to_write_leaves_the_old_page_whole(tmp_path: Path, command: list[str], full: str) -> None:
+    """On a file system of 16 kB that is really full, and under a limit on the size of files."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    page = folder / "page.html"
+    before = {"disk": f"mount -t tmpfs -o size=16k none {folder}", "limit": "true"}[full]
+    after = {"disk": "true", "limit": "ulimit -f 1"}[full]
     executable = Path(sys.executable).parent / "kernelguard"
-    script = f"ulimit -f 1; exec {executable} {' '.join(command)} -o {page}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    script = (
+        f"set -e; {before}; printf 'the old page' > {page}; {after}; code=0; "
+        f"{executable} {' '.join(command)} -o {page} >/dev/null || code=$?; ls -A {folder}; cat {page}; exit $code"
+    )
+    # A mount namespace of its own, in which anybody may mount, and which goes away with the process.
+    done = subprocess.run(["unshare", "-rm", "bash", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert "cannot write" in done.stderr
+    assert {"disk": "No space left", "limit": "File too large"}[full] in done.stderr
     assert "Traceback" not in done.stderr
-    assert page.read_text() == "the old page"
-    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    assert done.stdout == "page.html\nthe old page"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"), [("profile", "is not JSON of a trace"), ("report", "is larger than any report")]
+)
+def test_two_gigabytes_of_nothing_are_refused_in_little_memory(tmp_path: Path, command: str, said: str) -> None:
+    file = tmp_path / "huge.json"
+    with file.open("wb") as out:
+        out.truncate(2 * 2**30)
+    code = (
+        "import resource, subprocess, sys; done = subprocess.run(sys.argv[1:]); "
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, flush=True); sys.exit(done.returncode)"
+    )
+    executable = str(Path(sys.executable).parent / "kernelguard")
+    options = [command, str(file), "-o", str(tmp_path / "page.html")]
+    done = subprocess.run(
+        [sys.executable, "-c", code, executable, *options], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert int(done.stdout) < 200_000, "kB"
 
 
 def test_two_runs_show_what_changed(tmp_path: Path) -> None:
