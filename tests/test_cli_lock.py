@@ -73,6 +73,7 @@ def test_a_cpu_lock_is_written_edited_and_refused_and_an_empty_environment_is_no
 
 
 @pytest.mark.observed
+@pytest.mark.thorough
 def test_survey_names_every_type_and_what_changed(tree: Path) -> None:
     command = Command("survey", "--transformers", tree, "--json")
     assert command.code == 0, command.err

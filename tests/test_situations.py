@@ -150,7 +150,7 @@ def test_binary_that_cannot_be_loaded(tmp_path: Path, undefined: str | None, nee
         ("import os\nos.abort()\n", "crashes"),
         pytest.param("import ctypes\nctypes.string_at(0)\n", "crashes", marks=pytest.mark.thorough),
         pytest.param("import os\nos._exit(0)\n", "exits", marks=pytest.mark.thorough),
-        ("import time\ntime.sleep(3600)\n", "hangs"),
+        pytest.param("import time\ntime.sleep(3600)\n", "hangs", marks=pytest.mark.thorough),
     ],
     ids=["abort", "segfault", "exit", "hang"],
 )
@@ -164,6 +164,7 @@ def test_import_that_kills_or_blocks_the_process(tmp_path: Path, version: str, b
     assert answer.status("chunk_gated_delta_rule") in {"unknown", "fail"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", DECORATED)
 def test_fla_without_triton(tmp_path: Path, version: str) -> None:
     files = crafted.everything()
@@ -174,6 +175,7 @@ def test_fla_without_triton(tmp_path: Path, version: str) -> None:
     assert "triton" in answer.paths["chunk_gated_delta_rule"]["reason"]
 
 
+@pytest.mark.thorough
 def test_nested_fla_is_ignored_by_5_16(tmp_path: Path) -> None:
     answer = check(tmp_path, "5.16.1", crafted.everything())
     assert answer.code == 1
@@ -184,6 +186,7 @@ def test_nested_fla_is_ignored_by_5_16(tmp_path: Path) -> None:
     assert "install 'flash" not in path["fix"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", DECORATED)
 @pytest.mark.parametrize("symbol", TRAINING)
 def test_symbol_missing(tmp_path: Path, version: str, symbol: str) -> None:
@@ -195,6 +198,7 @@ def test_symbol_missing(tmp_path: Path, version: str, symbol: str) -> None:
     assert "symbol-missing" in answer.codes(symbol)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", DECORATED)
 def test_leftover_folder_hides_the_package(tmp_path: Path, version: str) -> None:
     files = crafted.without(crafted.everything(), "fla", "flash_linear")
@@ -235,6 +239,7 @@ def test_packed_without_saying_which_signals_is_unknown(tmp_path: Path) -> None:
     assert "signals-unknown" in answer.codes("chunk_gated_delta_rule")
 
 
+@pytest.mark.thorough
 def test_packed_without_position_ids_leaks_through_attention(tmp_path: Path) -> None:
     options = ("--level", "import", "--packed", "--signals", "cu_seq_lens_q,seq_idx")
     answer = check(tmp_path, "5.24.0", crafted.everything(), *options)
@@ -242,6 +247,7 @@ def test_packed_without_position_ids_leaks_through_attention(tmp_path: Path) -> 
     assert "attention-signal-not-sent" in {f["code"] for f in answer.json["findings"]}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "old", "new", "symbol"),
     [
@@ -260,6 +266,7 @@ def test_boundary_argument_lost(tmp_path: Path, name: str, old: str, new: str, s
     assert "boundary-argument-lost" in packed.codes(symbol)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", VERSIONS)
 def test_mamba2_gate_needs_its_decode_kernels_only_while_it_is_all_or_nothing(tmp_path: Path, version: str) -> None:
     files = crafted.without(crafted.everything(), "causal_conv1d")
@@ -276,6 +283,7 @@ def test_mamba2_gate_needs_its_decode_kernels_only_while_it_is_all_or_nothing(tm
         assert "symbol-missing" in answer.codes("causal_conv1d_update")
 
 
+@pytest.mark.thorough
 def test_a_hybrid_without_mamba_layers_needs_no_mamba_kernels(tmp_path: Path) -> None:
     config = {**configs.BAMBA, "attn_layer_indices": [0, 1, 2, 3]}
     answer = check(tmp_path, "5.24.0", {}, config=config)
@@ -289,6 +297,7 @@ def test_dense_model_declares_nothing(tmp_path: Path) -> None:
     assert answer.code == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", DECORATED)
 def test_a_wrapper_of_unknown_shape_is_unknown(tmp_path: Path, version: str) -> None:
     env = environment(tmp_path / "env", version, crafted.everything())

@@ -40,6 +40,7 @@ def test_it_ships_what_the_commands_read(wheel: Path) -> None:
 
 @pytest.mark.online
 @pytest.mark.observed
+@pytest.mark.thorough
 def test_the_main_job_runs_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
     prefix = tmp_path / "clean"
     subprocess.run([sys.executable, "-m", "venv", prefix], check=True)

@@ -175,6 +175,7 @@ def codes(version: str, name: str) -> set[str]:
     return {finding.code for finding in judge_modes(read(version, name), intent, NOWHERE)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", BUILT)
 def test_the_hub_mapping_is_the_real_one(version: str, oracle: Any) -> None:
     unknowns: list[str] = []

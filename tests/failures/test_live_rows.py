@@ -70,6 +70,7 @@ def test_h11_5_5_crashes_at_model_import_and_the_cause_is_told(tmp_path: Path) -
     assert words in said.paths[CONV]["reason"]
 
 
+@pytest.mark.thorough
 def test_a13_a_flash_attn_that_does_not_load_on_this_torch(tmp_path: Path) -> None:
     env = environment(tmp_path / "env", "5.24.0", {"flash_attn/__init__.py": "import flash_attn_2_cuda\n"})
     crafted.shared_object(env.site / "flash_attn_2_cuda.so", undefined=SYMBOL)
@@ -90,6 +91,7 @@ def test_b16_b15_a_wheel_tagged_for_another_torch_that_works_is_no_failure(tmp_p
     assert said.finding("tag-other-torch")["fast_path"] == CONV
 
 
+@pytest.mark.thorough
 def test_b23_an_extension_that_finds_libc10_only_after_torch_is_fine(tmp_path: Path) -> None:
     files = crafted.everything()
     files[CONV_FILE] = "import causal_conv1d_cuda\n" + files[CONV_FILE]
@@ -123,7 +125,8 @@ def test_d07_an_argument_that_the_bound_function_does_not_take(tmp_path: Path) -
     assert said.paths[CONV]["status"] == "pass"
 
 
-@pytest.mark.parametrize("content", ["readme.txt", pytest.param("__init__.py", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("content", ["readme.txt", "__init__.py"])
 def test_h04_a_flash_attn_without_metadata_is_named_with_its_place(tmp_path: Path, content: str) -> None:
     env = environment(tmp_path / "env", "5.24.0", {f"flash_attn/{content}": ""})
     said = live(tmp_path, env, configs.LLAMA, attn_implementation="flash_attention_2")

@@ -178,6 +178,7 @@ def test_all_good(tmp_path: Path, version: str, raw: Mapping[str, Any], layers: 
     assert seen.problems == ()
 
 
+@pytest.mark.thorough
 def test_a_nested_fla_is_ignored_by_5_16(tmp_path: Path) -> None:
     seen = observed(tmp_path, "5.16.1", {**crafted.everything()}, CONV, CHUNK)
     assert bound(seen) == {"causal_conv1d_fn": BoundTo.KERNEL, "chunk_gated_delta_rule": BoundTo.TORCH}
@@ -188,6 +189,7 @@ def test_a_nested_fla_is_ignored_by_5_16(tmp_path: Path) -> None:
     assert torch_function.distribution == "transformers"
 
 
+@pytest.mark.thorough
 def test_without_triton_and_with_a_lost_boundary_argument(tmp_path: Path) -> None:
     """Fla is installed without triton, and a conv swallows what it does not know."""
     text = "def causal_conv1d_fn(x, weight, bias=None, activation=None, sequence_index=None, **kwargs): ...\n"
@@ -203,6 +205,7 @@ def test_without_triton_and_with_a_lost_boundary_argument(tmp_path: Path) -> Non
     assert fla.file.endswith("fla/__init__.py")
 
 
+@pytest.mark.thorough
 def test_an_extension_for_another_torch_and_a_leftover_folder(tmp_path: Path) -> None:
     files = {**crafted.causal_conv1d(), "causal_conv1d/__init__.py": "import causal_conv1d_cuda\n"}
     files["fla/ops/__pycache__/old.pyc"] = ""

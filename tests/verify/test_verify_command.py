@@ -40,6 +40,7 @@ def lock_file(folder: Path, model: Path) -> Path:
 
 
 @pytest.mark.observed
+@pytest.mark.thorough
 def test_a_lock_says_what_is_verified_and_its_digest_is_in_the_verdict(tmp_path: Path) -> None:
     env = observed.environment(tmp_path / "env", "5.24.0", packages.working())
     model = configs.write(tmp_path / "model", configs.QWEN3_5)
