@@ -69,7 +69,7 @@ def test_the_prolog_ends_a_job_that_is_not_right_and_says_why(
 ) -> None:
     job = tmp_path / "job.sbatch"
     job.write_text(
-        f'#!/bin/bash\n#SBATCH --nodes=1 --output={tmp_path}/%j.out\nsrun --ntasks=2 bash -c "echo the task runs"\n'
+        f'#!/bin/bash\n#SBATCH --nodes=1 --ntasks=2 --output={tmp_path}/%j.out\nsrun bash -c "echo the task runs"\n'
     )
     path = {"PATH": f"{COMMAND}:/usr/bin:/bin"}
     assert slurm.submit(job, **path).returncode == 0
