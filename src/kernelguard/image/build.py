@@ -150,7 +150,7 @@ def _candidate(inputs: _Inputs, plan: Plan) -> str:
     """Build the recipe; the id of the image, which has no name yet."""
     engine, request, say = inputs.engine, inputs.request, inputs.say
     say.step(f"building with {plan.builder} ({plan.why_builder}), context {plan.recipe.size / 2**20:.1f} MB")
-    files = _startable(engine, plan)
+    files = _startable(engine, plan, attested=request.sbom)
     order = Order(
         files=files,
         labels={labels.STAGE: ""},
@@ -174,14 +174,20 @@ def _candidate(inputs: _Inputs, plan: Plan) -> str:
     return made
 
 
-def _startable(engine: Engine, plan: Plan) -> tuple[ContextFile, ...]:
-    """The context, with names in place of image ids for builders that cannot start from an id."""
+def _startable(engine: Engine, plan: Plan, *, attested: bool) -> tuple[ContextFile, ...]:
+    """The context, with names in place of what builders cannot start from.
+
+    BuildKit cannot start from an image id, and asks a registry for a digest that it has. What is attested keeps the name
+    that a registry knows.
+    """
     text = plan.recipe.dockerfile
     if plan.builder is Builder.LEGACY:
         return plan.recipe.files
-    for number, resolved in enumerate(r for r in (plan.base, plan.toolkit) if r is not None and r.local):
-        name = engine.tag_for_now(resolved.reference, f"base{number}")
-        text = text.replace(f"FROM {resolved.reference} ", f"FROM {name} ")
+    for number, resolved in enumerate(r for r in (plan.base, plan.toolkit) if r is not None):
+        facts = engine.image(resolved.reference)
+        if facts is not None and (resolved.local or not attested):
+            name = engine.tag_for_now(facts.id, f"base{number}")
+            text = text.replace(f"FROM {resolved.reference} ", f"FROM {name} ")
     body = text.encode()
     return tuple(
         replace(f, content=body, size=len(body), sha256="") if f.path == "Dockerfile" else f for f in plan.recipe.files
@@ -190,7 +196,7 @@ def _startable(engine: Engine, plan: Plan) -> tuple[ContextFile, ...]:
 
 def _verified(inputs: _Inputs, plan: Plan, made: str, clock: _Clock, verifier: Verifier) -> Outcome:
     engine, request, cache, say = inputs.engine, inputs.request, inputs.cache, inputs.say
-    shop = Workshop(engine=engine, builder=plan.builder, environ=inputs.environ)
+    shop = Workshop(engine=engine, builder=plan.builder, environ=inputs.environ, attested=request.sbom)
 
     def evidence(facts: ImageFacts, level: Level, warm: str = "") -> tuple[Evidence, bytes | None]:
         say.step(f"verifying at level {level.name.lower()} in the image")

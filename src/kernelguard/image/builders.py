@@ -266,7 +266,7 @@ def buildkit_command(builder: Builder, order: Order, result: Path) -> list[str]:
     if order.no_cache:
         command.append("--no-cache")
     if builder is Builder.BUILDX:
-        # Both need a store that keeps them; without one buildx says so and builds all the same.
+        # Both need a store that keeps them; without one buildx refuses.
         command += ["--sbom=true", "--provenance=mode=max"] if order.sbom else ["--provenance=false"]
         if order.cache_ref:
             command += [f"--cache-from=type=registry,ref={order.cache_ref}"]
@@ -371,7 +371,8 @@ class _Watch:
                 f"a file in the image is not what was locked:\n{told}",
                 hint="remove it from the cache and build again; a new lock takes what is there now",
             )
-        return ToolError(f"the step {short} failed:\n{told}", hint=_hint(told))
+        what = f"the step {short}" if short else "the build"
+        return ToolError(f"{what} failed:\n{told}", hint=_hint(told))
 
 
 def _hint(told: str) -> str:

@@ -7,6 +7,7 @@ import re
 from kernelguard.errors import InputError, KernelguardError, ToolError, UndeterminedError
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_OUT_OF_REACH = ("no such host", "connection refused", "i/o timeout", "network is unreachable", "name resolution")
 _NO_SUCH_IMAGE = ("not found", "manifest unknown", "pull access denied", "does not exist", "invalid reference")
 
 
@@ -55,6 +56,18 @@ def build_error(text: str, doing: str) -> KernelguardError | None:
         )
     if "no space left on device" in low:
         return ToolError(f"{doing}: the engine's disk is full", hint="docker system df; docker system prune")
+    if "attestation is not supported" in low:
+        return UndeterminedError(
+            "this engine keeps no SBOM and no provenance: its image store is the classic one",
+            hint='{"features": {"containerd-snapshotter": true}} in /etc/docker/daemon.json and restart docker, or leave '
+            "out --sbom",
+        )
+    if "failed to resolve source metadata" in low and any(word in low for word in _OUT_OF_REACH):
+        (asked,) = re.findall(r"failed to resolve source metadata for (\S+?):? ", text)[:1] or ("an image",)
+        return UndeterminedError(
+            f"{doing}: {asked} is not here, and its registry cannot be reached",
+            hint=f"docker pull {asked} where there is a network",
+        )
     if "permission denied" in low and "connect" in low:
         return unreachable(PermissionError(text), "its socket")
     if any(word in low for word in ("connection aborted", "connection refused", "connection reset", "broken pipe")):

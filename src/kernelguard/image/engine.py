@@ -115,8 +115,12 @@ class Engine(Containers):
             raise
         except Exception as error:
             raise push_error(name, str(getattr(error, "explanation", None) or error)) from error
+        facts = None if digest else self.image(name)
+        if facts is not None:
+            # With containerd's image store an engine tells nothing; there an image's id is its digest everywhere.
+            digest = next((d for d in (k.partition("@")[2] for k in facts.repo_digests) if d == facts.id), "")
         if not digest:
-            raise UndeterminedError(f"{name} was pushed, and the engine told no digest", hint="docker push says more")
+            raise UndeterminedError(f"{name} was pushed, and the engine told no digest", hint=f"docker push {name}")
         return digest
 
     def talks_plainly(self, name: str) -> bool:

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from packaging.version import InvalidVersion, Version
 
 from kernelguard.image.context import Unfit
 from kernelguard.image.dockerfile import Instruction, Stage, chain, read_dockerfile
 from kernelguard.image.fitness import AIR, Situation, compat_finding, driver_finding, supported
+from kernelguard.image.installs import SOURCE_ONLY, Install, all_installs, installs_of
 from kernelguard.judge.values import Finding, Status
 from kernelguard.resolve.facts import Matrix
 
 _CUDA_IMAGE = re.compile(r"(?:^|/)nvidia/cuda:(?P<cuda>\d+\.\d+)[\d.]*-(?P<kind>[a-z0-9-]+)")
-_INSTALL = re.compile(
-    r"\b(?:pip3?|uv\s+pip|python[\d.]*\s+-m\s+pip|uv)\s+(?P<verb>install|sync|add)\b(?P<rest>[^;&|]*)", re.IGNORECASE
-)
-_SPEC = re.compile(
-    r"^['\"]?(?P<name>[A-Za-z][\w.-]*)(?:\[[^\]]*\])?\s*(?:(?P<op>===?|>=|~=|<=|<|>)\s*(?P<version>[\w.+*!-]+))?"
-)
-_SOURCE_ONLY = frozenset({"apex", "causal-conv1d", "flash-attn", "mamba-ssm", "transformer-engine", "grouped-gemm"})
-"""On the package index these are sdists: pip compiles them, unless it is given a wheel."""
 _TRITON_USERS = frozenset(
     {"torch", "triton", "fla-core", "flash-linear-attention", "liger-kernel", "unsloth", "tilelang"}
 )
@@ -53,31 +45,6 @@ _WITHOUT_COMPILER = re.compile(
     r"(^|/)(python:.*(slim|alpine)|debian|ubuntu|nvidia/cuda:.*-(base|runtime)|pytorch/pytorch:.*-runtime|alpine"
     r"|databricksruntime/air:.*-runtime|gcr\.io/distroless|ghcr\.io/astral-sh/uv:.*slim)\b"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Install:
-    """One package that a RUN installs."""
-
-    name: str
-    operator: str
-    version: str
-    text: str
-    """The whole RUN."""
-    line: int
-    options: str
-    environment: Mapping[str, str]
-    url: str = ""
-
-    @property
-    def pinned(self) -> str:
-        return self.version if self.operator in {"==", "==="} else ""
-
-    @property
-    def from_source(self) -> bool:
-        if self.url:
-            return not self.url.split("#")[0].split("?")[0].endswith(".whl")
-        return self.name in _SOURCE_ONLY and "--only-binary" not in self.options and "--find-links" not in self.options
 
 
 def lint(
@@ -127,9 +94,9 @@ def _runs(stage: Stage, source: str) -> Iterator[Finding]:
         if step.word != "RUN":
             continue
         where = f"{source}:{step.line}"
-        installs = [i.name for i in _installs(step)]
+        installs = [i.name for i in installs_of(step)]
         if _SWALLOWED.search(step.text) and installs:
-            kernel = [name for name in installs if name in _SOURCE_ONLY | _TRITON_USERS]
+            kernel = [name for name in installs if name in SOURCE_ONLY | _TRITON_USERS]
             make = _no if kernel else _warn
             what = ", ".join(kernel or installs)
             yield make(
@@ -157,63 +124,13 @@ def _runs(stage: Stage, source: str) -> Iterator[Finding]:
             )
 
 
-def _installs(step: Instruction) -> Iterator[_Install]:
-    if step.word != "RUN":
-        return
-    for command in _INSTALL.finditer(step.text):
-        words = command["rest"].split()
-        options = " ".join(w for w in words if w.startswith("-"))
-        takes_value = False
-        for word in words:
-            if takes_value or word.startswith("-"):
-                takes_value = word in {
-                    "-r",
-                    "-c",
-                    "-i",
-                    "-f",
-                    "--index-url",
-                    "--extra-index-url",
-                    "--find-links",
-                    "-t",
-                    "--target",
-                    "--requirement",
-                    "--constraint",
-                    "--python",
-                    "--torch-backend",
-                }
-                continue
-            plain = word.strip("'\"")
-            is_url = "://" in plain or plain.endswith(".whl")
-            name_of = re.search(
-                r"([A-Za-z][\w.-]*?)(?:-\d[^/]*\.whl|\.git|\.tar\.gz)?(?:@[^/]*)?(?:#.*)?$", plain.rpartition("/")[2]
-            )
-            shape = _SPEC.match(plain)
-            name = (name_of[1] if name_of else plain) if is_url else shape["name"] if shape else ""
-            if not name:
-                continue
-            yield _Install(
-                name=name.lower().replace("_", "-"),
-                operator=(shape["op"] or "") if shape and not is_url else "",
-                version=(shape["version"] or "") if shape and not is_url else "",
-                text=step.text,
-                line=step.line,
-                options=f"{options} {command['rest']}",
-                environment=step.environment,
-                url=plain if is_url else "",
-            )
-
-
-def _all_installs(stages: Sequence[Stage]) -> list[_Install]:
-    return [i for stage in stages for step in stage.instructions for i in _installs(step)]
-
-
 def _arch_lists(line: Sequence[Stage], stage: Stage, source: str) -> Iterator[Finding]:
     """A source build without a list of archs asks the GPU that is not there, or compiles for whatever it likes."""
     del line
     for step in stage.instructions:
-        built = [i.name for i in _installs(step) if i.from_source and (i.name in _SOURCE_ONLY or i.url)]
+        built = [i.name for i in installs_of(step) if i.from_source and (i.name in SOURCE_ONLY or i.url)]
         # `pip install .` of a pure Python package is no CUDA build; --no-build-isolation says that torch is needed.
-        compiles = bool(_BUILDS.search(step.text)) or any(n in _SOURCE_ONLY for n in built)
+        compiles = bool(_BUILDS.search(step.text)) or any(n in SOURCE_ONLY for n in built)
         if step.word != "RUN" or not compiles:
             continue
         if any(step.environment.get(name) or re.search(rf"\b{name}=\S", step.text) for name in _ARCH_VARIABLES):
@@ -237,7 +154,7 @@ def _toolkits(line: Sequence[Stage], stage: Stage, known: Matrix, source: str) -
     if toolkit is None:
         return
     compiled = [s for s in stage.instructions if s.word == "RUN" and _compiles(s)]
-    installs = [i for i in _all_installs(line) if i.name == "torch"]
+    installs = [i for i in all_installs(line) if i.name == "torch"]
     if not compiled or not installs:
         return
     cuda, how = _torch_cuda(installs[-1], known)
@@ -253,7 +170,7 @@ def _toolkits(line: Sequence[Stage], stage: Stage, known: Matrix, source: str) -
 
 
 def _compiles(step: Instruction) -> bool:
-    return bool(_BUILDS.search(step.text)) or any(i.from_source and i.name in _SOURCE_ONLY for i in _installs(step))
+    return bool(_BUILDS.search(step.text)) or any(i.from_source and i.name in SOURCE_ONLY for i in installs_of(step))
 
 
 def _toolkit(line: Sequence[Stage]) -> Version | None:
@@ -261,7 +178,7 @@ def _toolkit(line: Sequence[Stage]) -> Version | None:
     return Version(found["cuda"]) if found and found["kind"].startswith(("devel", "cudnn")) else None
 
 
-def _torch_cuda(install: _Install, known: Matrix) -> tuple[Version | None, str]:
+def _torch_cuda(install: Install, known: Matrix) -> tuple[Version | None, str]:
     """The CUDA of the torch that a command installs, and how that is known."""
     tag = re.search(r"(?:/whl/|\+|--torch-backend[= ])cu(\d+)", f"{install.version} {install.options}")
     if tag is not None:
@@ -282,8 +199,8 @@ def _torch_cuda(install: _Install, known: Matrix) -> tuple[Version | None, str]:
 
 def _moved_torch(line: Sequence[Stage], source: str) -> Iterator[Finding]:
     """A later layer that installs another torch, or lets pip choose one, undoes what was built for the first."""
-    seen: _Install | None = None
-    for install in _all_installs(line):
+    seen: Install | None = None
+    for install in all_installs(line):
         if install.name == "torch":
             if (
                 seen is not None
@@ -305,7 +222,7 @@ def _moved_torch(line: Sequence[Stage], source: str) -> Iterator[Finding]:
             )
 
 
-def _may_move(install: _Install) -> bool:
+def _may_move(install: Install) -> bool:
     upgrades = re.search(r"(^|\s)(-U|--upgrade|--force-reinstall|--upgrade-strategy[= ]eager)\b", install.options)
     held = re.search(r"--no-deps|(^|\s)(-c|--constraint|--require-hashes)\b", install.options)
     return (
@@ -315,7 +232,7 @@ def _may_move(install: _Install) -> bool:
 
 def _compiler(line: Sequence[Stage], stages: Sequence[Stage], source: str) -> Iterator[Finding]:
     """Whether the image that is run has what Triton compiles with."""
-    users = [i for i in _all_installs(line) if i.name in _TRITON_USERS and not re.search(r"/whl/cpu|\+cpu", i.options)]
+    users = [i for i in all_installs(line) if i.name in _TRITON_USERS and not re.search(r"/whl/cpu|\+cpu", i.options)]
     base = line[0].base
     brings = re.search(r"pytorch/pytorch|nvcr\.io/nvidia/pytorch|databricksruntime/air", base)
     copied = any(
@@ -323,7 +240,7 @@ def _compiler(line: Sequence[Stage], stages: Sequence[Stage], source: str) -> It
         for stage in line
         for step in stage.instructions
     )
-    elsewhere = copied and any(i.name in _TRITON_USERS for i in _all_installs(stages))
+    elsewhere = copied and any(i.name in _TRITON_USERS for i in all_installs(stages))
     if not users and not brings and not elsewhere:
         return
     have = "yes" if _WITH_COMPILER.search(base) else "no" if _WITHOUT_COMPILER.search(base) else "not known"
@@ -372,7 +289,7 @@ def _compiler(line: Sequence[Stage], stages: Sequence[Stage], source: str) -> It
 
 def _drivers(line: Sequence[Stage], situation: Situation, known: Matrix, source: str) -> Iterator[Finding]:
     base, environment = line[0].base, line[-1].environment
-    torch = [i for i in _all_installs(line) if i.name == "torch"]
+    torch = [i for i in all_installs(line) if i.name == "torch"]
     cuda, how = _torch_cuda(torch[-1], known) if torch else (None, "")
     image = _CUDA_IMAGE.search(base)
     asked = re.search(r"cuda>=(\d+\.\d+)", environment.get("NVIDIA_REQUIRE_CUDA", ""))

@@ -30,6 +30,8 @@ class Workshop:
     engine: Engine
     builder: Builder
     environ: Mapping[str, str]
+    attested: bool = False
+    """SBOM and provenance of what is promoted: a build drops those of the image that it starts from."""
 
 
 def known(engine: Engine, name: str) -> ImageFacts:
@@ -121,6 +123,7 @@ def promote(
     order = Order(
         files=(ContextFile(path="Dockerfile", content=text, size=len(text)),),
         tag="" if classic else f"kernelguard-promoted:{engine.run_id}",
+        sbom=shop.attested,
     )
     made = builders.build(engine, shop.builder, order, environ=shop.environ, timeout=600.0)
     engine.tag_for_now(made, "promoted")
