@@ -13,12 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,19 @@ def tiny(rung: Rung) -> Rung:
                 profile=rung.profile)  # fmt: skip
 
 
+RECORDED = {"naive": "naive", "fused kernels": "fused", "packing": "packed"}
+"""Rungs whose step --record keeps, and what each trace is called."""
+
+
+def recorded(rung: Rung) -> Rung:
+    """The same rung with four layers, three of them linear, and one step recorded: a trace small enough to commit."""
+    loop = tuple(
+        "4" if before == "--layers" else word for before, word in zip(("", *rung.loop), rung.loop, strict=False)
+    )
+    settings = rung.settings if rung.loop else rung.settings | {"model.layers": 4}
+    return replace(rung, profile=True, loop=loop, settings=settings)
+
+
 class Runner:
     """Runs rungs one after the other; the next one's imports go on while one measures."""
 
@@ -277,9 +291,16 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no further rung starts")
     parser.add_argument("--hard", type=float, default=1e9, help="seconds after which the rung that runs is ended too")
     parser.add_argument("--parts", type=Path, help="ceilings that parts.py measured; otherwise it runs after `final`")
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help=f"only {', '.join(RECORDED)}, four layers each; their traces go into --out",
+    )
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     chosen = rungs(packs=options.packs, qla=bool(options.qla))
+    if options.record:
+        chosen = [recorded(rung) for rung in chosen if rung.name in RECORDED]
     if options.tiny:
         chosen = [tiny(rung) for rung in chosen if rung.model == "27b"]
     if options.only:
@@ -307,6 +328,9 @@ def main() -> int:
                     continue
                 row = runner.run(rung, following, min(options.limit, max(1.0, options.hard - spent)))
                 result["rungs"].append(row)
+                if options.record:
+                    (trace,) = (Path(folder) / _plain(rung.name)).glob("*.trace.json.gz")
+                    shutil.copy(trace, options.out / f"{RECORDED[rung.name]}.json.gz")
                 if rung.name == "final" and parts is None and not options.tiny:
                     parts = ceilings(options, Path(folder) / "parts.json")
                 if parts is not None and parts.exists():

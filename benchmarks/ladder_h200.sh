@@ -5,6 +5,11 @@
 # where there is one, cache.bin: a tar of `tri` and `ind`, the Triton and Inductor caches that an earlier call left, so
 # that no rung has to tune. Into OUT go ladder-h200.json, .md and .svg, power.csv (the GPU's power and clock twice a
 # second) and ladder-h200.log. It uses the first GPU that it sees.
+#
+# With --record it only records one step each of naive, fused and packed, four layers, for the tests of `kernelguard
+# profile`:   ladder_h200.sh PACKS OUT --name traces-h200 --record
+# and, here:  for name in naive fused packed; do
+#               python tools/trim_trace.py OUT/$name.json.gz benchmarks/results/trace-$name-h200.json.gz; done
 set -euo pipefail
 packs=${1:?usage: ladder_h200.sh PACKS OUT [ladder.py options]} out=${2:?}
 shift 2
