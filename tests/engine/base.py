@@ -79,7 +79,7 @@ def base_tar(*, compiler: bool = True) -> bytes:
         packages = [p for p in _PACKAGES if compiler or not p.startswith(_COMPILER)]
         done = set(archive.getnames())
         files = list(dict.fromkeys(_of_packages(packages)))
-        for place in [*files, *_libraries([*files, *_python_binaries()])]:
+        for place in [*files, *libraries([*files, *_python_binaries()])]:
             if not place.is_relative_to(sys.base_prefix):
                 _add(archive, place, _merged(place), done)
         _add_python(archive, done)
@@ -122,7 +122,8 @@ def _of_packages(packages: Iterable[str]) -> Iterator[Path]:
             yield place
 
 
-def _libraries(files: Iterable[Path]) -> Iterator[Path]:
+def libraries(files: Iterable[Path]) -> Iterator[Path]:
+    """The shared libraries that programs load, as the loader names them and as they are called."""
     binaries = [
         place for place in files if not place.is_symlink() and (os.access(place, os.X_OK) or ".so" in place.name)
     ]

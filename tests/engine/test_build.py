@@ -376,6 +376,19 @@ def test_a_folder_of_ones_own_is_copied(engine: Engine, world: World, tmp_path: 
     assert inside(made.image, "sh", "-c", "ls -A /workspace/trainer | sort | tr '\\n' ' '") == ".dockerignore inner"
 
 
+def test_another_kernel_leaves_torch_s_layer_as_it_is(engine: Engine, built: Built, world: World) -> None:
+    """Also without the cache, so also on another machine: a registry is not sent gigabytes again."""
+    other = wheel("fla-core", "0.6.0", files={"fla/__init__.py": "# another\n"})
+    world.take(tiny_lock(world.folder, files={"fla-core": other}))
+    made = candidate(engine, world, no_cache=True)
+    layers = [(facts := outcome.facts) and facts.layers for outcome in (built[1], made)]
+    assert all(layers)
+    # The base, `system`, torch, everything else, and what is kernelguard's.
+    (base, _, torch, others, *_), (same_base, _, same_torch, changed, *_) = layers
+    assert (base, torch) == (same_base, same_torch)
+    assert others != changed
+
+
 def test_labels_say_exactly_what_they_were_given(engine: Engine, built: Built, tmp_path: Path) -> None:
     odd = 'a "b" $HOME \\ ${PATH} c'
     file = evidence(built, tmp_path / "v.json", replace(verdict(), fingerprint=replace(verdict().fingerprint, gpu=odd)))

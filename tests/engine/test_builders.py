@@ -1,14 +1,17 @@
-"""Other builders, source builds, and what the commands say: with a real engine."""
+"""Other builders, what the commands say, and what goes wrong: with a real engine."""
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import functools
 import io
 import json
 import os
 import subprocess
 import sys
 import tarfile
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +19,18 @@ from typing import Any
 import pytest
 
 from command import Command
+from engine.base import libraries
 from engine.test_build import Built, inside, leftovers
 from engine.world import EXAMPLE, World, says, tiny_lock, verdict
-from kernelguard.errors import InputError, UndeterminedError
+from kernelguard.errors import InputError, ToolError, UndeterminedError
 from kernelguard.image.build import Talk, run_build
 from kernelguard.image.builders import Order, build
 from kernelguard.image.complaints import build_error
 from kernelguard.image.context import tar_stream
-from kernelguard.image.engine import Engine
+from kernelguard.image.engine import Engine, connect
 from kernelguard.image.values import Builder, ContextFile, State
 from kernelguard.judge.values import Level
-from kernelguard.lock.values import Role, SourcePin
-from lock.world import CACHE
+from kernelguard.lock.values import Role
 
 OLD_DOCKER = Path("/usr/bin/docker")
 """Debian's, which speaks to BuildKit without a plugin; another docker may come before it on PATH."""
@@ -62,57 +65,6 @@ def test_a_failing_step_under_buildkit(engine: Engine, world: World) -> None:
     with pytest.raises(Exception, match=r"has no python3\.13"):
         run_build(engine, world.request(builder=Builder.BUILDKIT), environ, world.cache, verifier=says())
     assert leftovers(engine) == []
-
-
-@pytest.mark.online
-def test_a_source_build_in_a_stage_of_its_own(engine: Engine, world: World) -> None:
-    sdist = _sdist(world.folder)
-    pin = SourcePin(
-        name="tiny-ext",
-        version="1.0",
-        url=sdist.as_uri(),
-        sha256=hashlib.sha256(sdist.read_bytes()).hexdigest(),
-        commit="",
-        requires=("setuptools",),
-        archs=(),
-        arch_variable="",
-        archs_note="",
-        nvcc="",
-        cxx=17,
-    )
-    world.take(tiny_lock(world.folder, sources=(pin,)))
-    made = run_build(engine, world.request(), dict(os.environ), CACHE, verifier=says(verdict(Level.IMPORT)))
-    assert inside(made.image, "python", "-c", "import tiny_ext; print(tiny_ext.answer())") == "42"
-    code = "import importlib.metadata as m; print(*sorted({d.name for d in m.distributions()}))"
-    assert inside(made.image, "python", "-c", code).split() == ["fla-core", "tiny-ext", "torch", "triton"]
-    inside(made.image, "sh", "-c", "test ! -e /sources && test ! -e /tools && test ! -e /built")
-    engine.remove(made.image)
-    assert leftovers(engine) == []
-
-
-def _sdist(folder: Path) -> Path:
-    extension = "from setuptools import Extension, setup\nsetup(ext_modules=[Extension('tiny_ext', ['tiny.c'])])\n"
-    body = (
-        "#include <Python.h>\n"
-        "static PyObject *answer(PyObject *self, PyObject *none) { return PyLong_FromLong(42); }\n"
-        'static PyMethodDef all[] = {{"answer", answer, METH_NOARGS, 0}, {0}};\n'
-        'static struct PyModuleDef it = {PyModuleDef_HEAD_INIT, "tiny_ext", 0, -1, all};\n'
-        "PyMODINIT_FUNC PyInit_tiny_ext(void) { return PyModule_Create(&it); }\n"
-    )
-    files = {
-        "setup.py": extension,
-        "tiny.c": body,
-        "pyproject.toml": "[build-system]\nrequires = ['setuptools']\nbuild-backend = 'setuptools.build_meta'\n"
-        "[project]\nname = 'tiny-ext'\nversion = '1.0'\n",
-        "PKG-INFO": "Metadata-Version: 2.1\nName: tiny-ext\nVersion: 1.0\n",
-    }
-    place = folder / "tiny_ext-1.0.tar.gz"
-    with tarfile.open(place, "w:gz") as archive:
-        for name, text in files.items():
-            info = tarfile.TarInfo(f"tiny_ext-1.0/{name}")
-            info.size = len(text.encode())
-            archive.addfile(info, io.BytesIO(text.encode()))
-    return place
 
 
 # -- the commands ------------------------------------------------------------------------------------------------------
@@ -236,23 +188,70 @@ def test_no_buildx(world: World, tmp_path: Path) -> None:
     assert "--builder legacy" in done.err
 
 
-def test_a_step_that_is_killed_for_memory(engine: Engine) -> None:
-    text = f"FROM {_base_id(engine)}\nRUN sh -c 'kill -9 $$'\n".encode()
+def test_a_step_that_is_killed_for_memory(engine: Engine, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel does it, in a step that may use 64 MB."""
+    assert base
+    code = "kept = [bytearray(1 << 24) for _ in range(100)]"
+    text = f"FROM {_base_id(engine)}\nRUN python3 -c '{code}'\n".encode()
     order = Order(files=(ContextFile(path="Dockerfile", content=text, size=len(text)),))
-    with pytest.raises(Exception, match="as the kernel does when memory runs out") as raised:
+    api = engine._client.api
+    limits = {"memory": 64 << 20, "memswap": 64 << 20}
+    monkeypatch.setattr(api, "build", functools.partial(api.build, container_limits=limits))
+    with pytest.raises(ToolError, match="as the kernel does when memory runs out") as raised:
         build(engine, Builder.LEGACY, order, environ=dict(os.environ), timeout=60)
     assert "--max-jobs" in str(raised.value.hint)
     engine.cleanup()
     assert leftovers(engine) == []
 
 
-def test_a_disk_that_is_full(engine: Engine) -> None:
-    text = f"FROM {_base_id(engine)}\nRUN cat /etc/passwd > /dev/full\n".encode()
-    order = Order(files=(ContextFile(path="Dockerfile", content=text, size=len(text)),))
-    with pytest.raises(Exception, match="disk is full") as raised:
-        build(engine, Builder.LEGACY, order, environ=dict(os.environ), timeout=60)
-    assert raised.value.exit_code == 4
-    engine.cleanup()
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    """An engine whose data root is a small file system: a step, and the copying of a file, that do not fit."""
+    with _small_engine(tmp_path, megabytes=64) as host, connect({"DOCKER_HOST": host}) as small:
+        small._client.api.import_image_from_data(_shell(), repository="tiny", tag="1")
+        huge = tmp_path / "huge"
+        huge.write_bytes(b"1" * (100 << 20))
+        for step in ('RUN ["/bin/sh", "-c", "dd if=/dev/zero of=/x bs=1M count=100"]', "COPY huge /huge"):
+            text = f"FROM tiny:1\n{step}\n".encode()
+            files = [ContextFile(path="Dockerfile", content=text, size=len(text))]
+            if step.startswith("COPY"):
+                files.append(ContextFile(path="huge", source=huge, size=huge.stat().st_size))
+            with pytest.raises(ToolError, match="disk is full") as raised:
+                build(small, Builder.LEGACY, Order(files=tuple(files)), environ={}, timeout=60)
+            assert raised.value.exit_code == 4
+            small.cleanup()
+
+
+def _shell() -> bytes:
+    """A root file system of a shell and `dd`."""
+    programs = [Path("/bin/sh"), Path("/bin/dd")]
+    root = io.BytesIO()
+    with tarfile.open(fileobj=root, mode="w", dereference=True) as archive:
+        for place in dict.fromkeys([*programs, *libraries(programs)]):
+            archive.add(place, str(place).lstrip("/"))
+    return root.getvalue()
+
+
+@contextlib.contextmanager
+def _small_engine(folder: Path, *, megabytes: int) -> Iterator[str]:
+    """A second engine, in a network of its own, for there is one for each."""
+    script = (
+        'mount -t tmpfs -o size="$2m" none "$1/data" && exec dockerd --data-root "$1/data" --exec-root "$1/exec" '
+        '--host "unix://$1/s" --pidfile "$1/pid" --bridge none --iptables=false'
+    )
+    (folder / "data").mkdir()
+    with (folder / "log").open("wb") as log:
+        command = ["unshare", "--net", "--mount", "sh", "-c", script, "sh", folder, str(megabytes)]
+        engine = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 60
+        while not (folder / "s").exists():
+            assert engine.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        yield f"unix://{folder}/s"
+    finally:
+        engine.terminate()
+        engine.wait()
 
 
 def _base_id(engine: Engine) -> str:
@@ -322,6 +321,9 @@ def test_words_of_engines_that_cannot_be_had_here() -> None:
         'could not select device driver "" with capabilities: [[gpu]]': UndeterminedError,
         "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=all": UndeterminedError,
         "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.8": InputError,
+        "ERROR: Attestation is not supported for the docker driver.": UndeterminedError,
+        "ERROR: failed to solve: x:3: failed to resolve source metadata for docker.io/library/x:3: failed to do request: "
+        "dial tcp: lookup registry-1.docker.io: no such host": UndeterminedError,
     }
     for text, kind in told.items():
         error = build_error(text, "starting")

@@ -177,8 +177,8 @@ def _candidate(inputs: _Inputs, plan: Plan) -> str:
 def _startable(engine: Engine, plan: Plan, *, attested: bool) -> tuple[ContextFile, ...]:
     """The context, with names in place of what builders cannot start from.
 
-    BuildKit cannot start from an image id, and asks a registry for a digest that it has. What is attested keeps the name
-    that a registry knows.
+    BuildKit cannot start from an image id, and asks a registry for a digest that is here. What is attested keeps the
+    name that a registry knows.
     """
     text = plan.recipe.dockerfile
     if plan.builder is Builder.LEGACY:

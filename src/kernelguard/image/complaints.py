@@ -59,8 +59,8 @@ def build_error(text: str, doing: str) -> KernelguardError | None:
     if "attestation is not supported" in low:
         return UndeterminedError(
             "this engine keeps no SBOM and no provenance: its image store is the classic one",
-            hint='{"features": {"containerd-snapshotter": true}} in /etc/docker/daemon.json and restart docker, or leave '
-            "out --sbom",
+            hint='{"features": {"containerd-snapshotter": true}} in /etc/docker/daemon.json and restart docker; or do '
+            "without --sbom",
         )
     if "failed to resolve source metadata" in low and any(word in low for word in _OUT_OF_REACH):
         (asked,) = re.findall(r"failed to resolve source metadata for (\S+?):? ", text)[:1] or ("an image",)
