@@ -195,5 +195,5 @@ def test_a_changed_kernel_and_a_missing_gpu_verdict_are_refused(world: launch_wo
     assert done.code == 1
     for code in ("launch-file-changed", "launch-level", "launch-lock"):
         assert code in done.out
-    assert "nothing was started" in done.err
+    assert "nothing was started" in done.out
     assert not (script.parent / "run").exists()
