@@ -17,6 +17,7 @@ from command import ROOT, Command
 from kernelguard.report.html import charts
 from kernelguard.report.html.charts import ErrorRow, Lane, Layer
 from kernelguard.report.profile import readable
+from kernelguard.trace.profile import profile
 
 RESULTS = ROOT / "benchmarks/results"
 TRACE = RESULTS / "verify-h200-trace.json.gz"
@@ -62,6 +63,17 @@ def test_the_verdict_comes_first_at_80_columns() -> None:
         assert words in done.out
 
 
+def test_a_trace_of_the_host_alone_says_so_and_shows_no_gpu_of_zeros(tmp_path: Path) -> None:
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": 90, "args": {}}
+    (tmp_path / "host.json").write_text(json.dumps({"traceEvents": [event]}))
+    done = Command("profile", tmp_path / "host.json")
+    assert done.code == 3
+    assert done.out.startswith("Not known what bounds it: the trace holds no GPU activity")
+    assert "aten::mm" in done.out
+    for words in ("where the step goes", "GPU busy", "launches"):
+        assert words not in done.out
+
+
 def test_the_readme_shows_what_is_printed() -> None:
     said = (
         (ROOT / "README.md")
@@ -72,6 +84,21 @@ def test_the_readme_shows_what_is_printed() -> None:
     assert len(shown) > 100
     done = Command("profile", "benchmarks/results/verify-h200-trace.json.gz", cwd=ROOT, env={"COLUMNS": "80"})
     assert done.out.startswith(shown)
+
+
+def test_the_page_on_other_readers_has_the_numbers_that_were_read() -> None:
+    """HolisticTraceAnalysis's as they were written down, kernelguard's read again."""
+    told = json.loads((RESULTS / "trace-readers.json").read_text())
+    idle = profile(TRACE).idle
+    ours = told["kernelguard"]
+    assert (ours["idle_us"], ours["between_us"]) == pytest.approx((idle.total, idle.device), abs=0.01)
+    assert ours["host_us"] == pytest.approx(idle.total - idle.device, abs=0.01)
+    page = (ROOT / "docs" / "profile.md").read_text().split("## Beside other readers")[1]
+    rows = [line for line in page.splitlines() if " µs" in line and line.startswith("| ")]
+    shown = [[int(n.replace(",", "")) for n in re.findall(r"([\d,]+) µs", row)] for row in rows]
+    theirs = told["HolisticTraceAnalysis"]
+    assert shown == [[round(ours[key]), round(theirs[key])] for key in ours]
+    assert f"HolisticTraceAnalysis {told['versions']['HolisticTraceAnalysis']}" in page
 
 
 def test_two_profiles_show_what_changed(tmp_path: Path) -> None:

@@ -183,10 +183,11 @@ def print_profile(console: Console, document: Mapping[str, Any]) -> None:
             note(console, label, value, width=16)
     if trace is None:
         return
-    console.print()
-    line(console, Text("where the step goes", style="bold"))
-    for row in verdict["shares"]:
-        note(console, f"{row['share']:>6.1%}", row["cause"])
+    if verdict["shares"]:
+        console.print()
+        line(console, Text("where the step goes", style="bold"))
+        for row in verdict["shares"]:
+            note(console, f"{row['share']:>6.1%}", row["cause"])
     console.print()
     for label, value in _total_lines(trace):
         note(console, label, value, width=16)
@@ -218,8 +219,15 @@ def _total_lines(trace: Mapping[str, Any]) -> list[tuple[str, str]]:
     waits = sum(wait["count"] for wait in trace["waits"])
     share = totals["short_launches"] / max(1, totals["launches"])
     small = f"{share:.0%} shorter than {totals['short_limit_us']:.0f} µs"
-    return [
+    rows = [
+        ("trace", trace["source"]),
+        ("gpu", trace["gpu"] or "the trace names none"),
         ("CPU total", f"{_ms(totals['self_cpu_us'])} (self CPU time of all operators)"),
+    ]
+    if not totals["launches"]:
+        return rows
+    return [
+        *rows,
         ("GPU total", f"{_ms(totals['gpu_us'])} (all kernels and copies)"),
         (
             "GPU busy",

@@ -102,7 +102,7 @@ def judge(found: Profile, *, straggling: float = 0.0, straggler: str = "") -> Bo
     if not found.launches or found.wall <= 0:
         return Bound(
             cause=Cause.UNKNOWN,
-            sentence="not known what bounds it: the trace holds no GPU activity",
+            sentence="Not known what bounds it: the trace holds no GPU activity",
             fixes=(
                 Fix(
                     title="Record the GPU too",
