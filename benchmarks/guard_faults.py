@@ -111,13 +111,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     kinds: dict[str, dict[str, Any]] = {}
-    healthy: list[tuple[bool, float, float]] = []
+    healthy: list[tuple[bool, float, dict[str, float]]] = []
     with tempfile.TemporaryDirectory() as name:
         bench = Bench(Path(name))
         for number in range(options.repeats):
             for world in (2, 3):
                 ended = bench.group(ticket={"probes": (group.CONVOLUTION,)}, world=world)
-                healthy.append((set(ended.codes.values()) == {0}, ended.outcome["seconds"], ended.seconds))
+                healthy.append((set(ended.codes.values()) == {0}, ended.outcome["seconds"], ended.outcome["timings"]))
                 print(f"healthy group of {world}: {ended.codes} {ended.seconds:.1f} s", file=sys.stderr)
             for kind in (*FAULTS, *_EXTRA):
                 right, seconds = bench.fault(kind)
@@ -131,6 +131,9 @@ def main() -> None:
         "named_right": sum(row["named_right"] for row in kinds.values()),
         "healthy_groups": len(healthy),
         "false_refusals": sum(not good for good, _, _ in healthy),
+        "seconds_by_step": {
+            step: round(statistics.median(steps[step] for _, _, steps in healthy), 1) for step in healthy[0][2]
+        },
         "seconds_to_go_median": round(statistics.median(s for _, s, _ in healthy), 1),
         "kinds": {kind: {**row, "seconds": max(row["seconds"])} for kind, row in kinds.items()},
         "machine": f"{platform.machine()}, {os.cpu_count()} cores shared with other work, no GPU",
