@@ -171,7 +171,7 @@ def test_only_listed_variables_are_shown() -> None:
 
 
 GUARD = Path(str(tickets.__file__)).parent
-IN_RANKS = [GUARD / f"{name}.py" for name in ("ticket", "reader", "shown", "attestation")]
+IN_RANKS = [GUARD / f"{name}.py" for name in ("ticket", "reader", "shown", "outcome", "attestation")]
 IN_RANKS += [GUARD.parent / "launch" / f"{name}.py" for name in ("supervisor", "outcome", "processes", "__init__")]
 
 
@@ -183,5 +183,5 @@ def test_it_runs_in_any_training_interpreter(path: Path) -> None:
     roots = {module.partition(".")[0] for module in imported} - {"__future__"}
     assert roots - {"kernelguard"} <= set(sys.stdlib_module_names)
     own = {m for m in imported if m.startswith("kernelguard")}
-    ours = {f"kernelguard.guard.{name}" for name in ("ticket", "reader", "shown")}
+    ours = {f"kernelguard.guard.{name}" for name in ("ticket", "reader", "shown", "outcome")}
     assert own <= {"kernelguard.guard", *ours, "kernelguard.launch", "kernelguard.launch.outcome"}

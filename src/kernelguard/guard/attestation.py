@@ -10,12 +10,12 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from kernelguard.guard.outcome import write_json
 from kernelguard.guard.shown import masked, shown_arguments, shown_variables
 from kernelguard.guard.ticket import Ticket
 
@@ -102,17 +102,7 @@ def build(
 
 def write(document: Mapping[str, Any], folder: str | os.PathLike[str]) -> str:
     """Write it into a folder, all of it or nothing; returns why it could not be done, or an empty text."""
-    path = Path(folder) / NAME
-    part = path.with_name(f".{NAME}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink()
-        return f"{path} cannot be written: {error.strerror or error}"
-    return ""
+    return write_json(Path(folder) / NAME, document)
 
 
 def find(folder: str | os.PathLike[str]) -> Path | None:
