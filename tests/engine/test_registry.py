@@ -6,12 +6,14 @@ import json
 import os
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from kernelguard.errors import InputError, ToolError, UndeterminedError
 from kernelguard.image import labels
 from kernelguard.image.engine import Engine
 from kernelguard.image.pushing import check_pushable, push
-from kernelguard.image.registry import VERDICT, Access, find
+from kernelguard.image.registry import VERDICT, Access, attach, find
 from kernelguard.image.values import Outcome
 
 PASSWORD = "user:$2b$04$SOKD7aP3xbbOiNYZr14azuOYcvQvDhSfe1CEADejYAecrqni/GZKS\n"
@@ -133,6 +135,69 @@ def test_a_verdict_is_attached_and_found_again(engine: Engine, built: Built, hos
     assert claims.content == back.content == made.facts.content
     engine.remove(name)
     engine.remove(pushed.image)
+
+
+@contextmanager
+def with_referrers(host: str) -> Iterator[str]:
+    """The same registry with the referrers API of OCI 1.1 before it, which Debian's does not have yet."""
+    known: list[dict[str, Any]] = []
+
+    class Before(BaseHTTPRequestHandler):
+        def handle_one(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            subject = json.loads(body).get("subject") if self.command == "PUT" and "/manifests/" in self.path else None
+            if "/referrers/" in self.path:
+                mine = [row for row in known if row["subject"] == self.path.rpartition("/")[2]]
+                self.say(200, {}, json.dumps({"schemaVersion": 2, "manifests": mine}).encode())
+                return
+            kept = {n: v for n, v in self.headers.items() if n in {"Accept", "Content-Type"}}
+            asked = urllib.request.Request(f"http://{host}{self.path}", body or None, kept, method=self.command)
+            try:
+                with urllib.request.urlopen(asked, timeout=30) as answer:  # noqa: S310
+                    headers, status, said = dict(answer.headers), answer.status, answer.read()
+            except urllib.error.HTTPError as error:
+                with error:
+                    headers, status, said = dict(error.headers), error.code, error.read()
+            if subject:
+                headers["OCI-Subject"] = subject["digest"]
+                digest, kind = self.path.rpartition("/")[2], json.loads(body)["artifactType"]
+                known.append({"digest": digest, "artifactType": kind, "subject": subject["digest"]})
+            self.say(status, headers, said)
+
+        do_GET = do_PUT = do_POST = do_HEAD = handle_one  # noqa: N815
+
+        def say(self, status: int, headers: dict[str, str], body: bytes) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                if name.lower() not in {"content-length", "connection", "date", "transfer-encoding"}:
+                    self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Before) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_registry_with_the_referrers_api_keeps_the_list_itself(
+    engine: Engine, built: Built, host: str, tmp_path: Path
+) -> None:
+    name = f"{host}/team/train:api"
+    made = promoted(engine, built, tmp_path, name)
+    digest = engine.push(name)
+    assert made.verdict is not None
+    body = made.verdict.read_bytes()
+    with with_referrers(host) as before:
+        there = name.replace(host, before)
+        attach(there, digest, body, content="", created="2026-11-29T00:00:00+00:00", access=Access())
+        assert find(there, Access()) == body
+    assert _answer(f"http://{host}/v2/team/train/manifests/{digest.replace(':', '-')}") == (404, b"")
+    engine.remove(name)
 
 
 def test_another_verdict_than_the_labels_name_is_not_given(

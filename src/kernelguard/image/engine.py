@@ -24,6 +24,8 @@ _COMMIT_S = 2.0
 """From the end of a step's container until its image is there, on a busy machine."""
 _CALL_S = 900
 """Without a byte: removing gigabytes on a busy disk takes minutes."""
+_Bytes = dict[str, tuple[int, int]]
+"""By layer: how many bytes went over the wire, and how many there are."""
 
 
 class Engine(Containers):
@@ -79,15 +81,12 @@ class Engine(Containers):
         return Resolved(name=name, reference=facts.id, digest=facts.id, local=True)
 
     def _pull(self, name: str, progress: Any) -> None:
-        layers: dict[str, tuple[int, int]] = {}
+        layers: _Bytes = {}
         repository, tag = _split(name)
         try:
             for event in self._client.api.pull(repository, tag=tag, stream=True, decode=True):
                 _hold(event, name, pull_error)
-                detail = event.get("progressDetail") or {}
-                if progress is not None and detail.get("total") and event.get("status") == "Downloading":
-                    layers[event.get("id", "")] = (detail.get("current", 0), detail["total"])
-                    progress(sum(c for c, _ in layers.values()), sum(t for _, t in layers.values()))
+                _tell(event, "Downloading", layers, progress)
         except KernelguardError:
             raise
         except Exception as error:
@@ -100,17 +99,14 @@ class Engine(Containers):
             ToolError: the registry does not take it.
             UndeterminedError: it does not answer.
         """
-        layers: dict[str, tuple[int, int]] = {}
+        layers: _Bytes = {}
         repository, tag = _split(name)
         digest = ""
         try:
             for event in self._client.api.push(repository, tag=tag, stream=True, decode=True):
                 _hold(event, name, push_error)
                 digest = (event.get("aux") or {}).get("Digest") or digest
-                detail = event.get("progressDetail") or {}
-                if progress is not None and detail.get("total") and event.get("status") == "Pushing":
-                    layers[event.get("id", "")] = (detail.get("current", 0), detail["total"])
-                    progress(sum(c for c, _ in layers.values()), sum(t for _, t in layers.values()))
+                _tell(event, "Pushing", layers, progress)
         except KernelguardError:
             raise
         except Exception as error:
@@ -303,6 +299,14 @@ def connect(environ: Mapping[str, str]) -> Iterator[Engine]:
 def _hold(event: Mapping[str, Any], name: str, meaning: Callable[[str, str], KernelguardError]) -> None:
     if "error" in event:
         raise meaning(name, str(event["error"]))
+
+
+def _tell(event: Mapping[str, Any], status: str, layers: _Bytes, progress: Any) -> None:
+    """Pass on the bytes of all layers, when an event has news of one."""
+    detail = event.get("progressDetail") or {}
+    if progress is not None and detail.get("total") and event.get("status") == status:
+        layers[event.get("id", "")] = (detail.get("current", 0), detail["total"])
+        progress(sum(done for done, _ in layers.values()), sum(total for _, total in layers.values()))
 
 
 def _facts(inspected: Mapping[str, Any]) -> ImageFacts:
