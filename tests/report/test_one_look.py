@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import io
 import json
@@ -12,7 +13,7 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,12 @@ from rich.console import Console
 
 import configs
 from command import ROOT, Command
+from image.locks import small_lock
+from kernelguard.image.values import ImageFacts, Layer, Outcome
 from kernelguard.judge.values import Status, worst
+from kernelguard.lock.values import Role
+from kernelguard.report.image import print_outcome
+from kernelguard.report.lock import print_lock
 from kernelguard.report.verdict import print_verdict, verdict_header
 from kernelguard.verify.files import load_verdict
 from kernelguard.verify.findings import findings
@@ -121,24 +127,22 @@ def test_nothing_is_said_by_colour_alone(situations: Mapping[str, tuple[list[str
     assert seen(arguments, TERM="dumb") == plain
 
 
-def said(name: str, *, strict: bool = False) -> str:
-    verdict = load_verdict(RESULTS / name)
-    found = findings(verdict)
-    console = Console(file=io.StringIO(), width=80, highlight=False, emoji=False, markup=False)
-    print_verdict(console, verdict, found, status=worst(f.status for f in found), strict=strict)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+def printed(how: Callable[[Console], None]) -> str:
+    """What a function prints at 80 columns."""
+    text = io.StringIO()
+    how(Console(file=text, width=80, highlight=False, emoji=False, markup=False))
+    return text.getvalue()
 
 
 @pytest.mark.parametrize("path", VERDICTS, ids=lambda p: p.stem)
 def test_a_verdict_says_each_kernel_once_and_ends_with_its_code(path: Path) -> None:
-    text = said(path.name)
-    holds_the_look(text, 80)
     verdict = load_verdict(path)
-    for symbol in {probe.symbol for probe in verdict.probes}:
-        assert len(re.findall(rf"(?m)^(?:pass|warn|FAIL|unknown) +{symbol}\b", text)) == 1, text
     found = findings(verdict)
     status = worst(f.status for f in found)
+    text = printed(lambda console: print_verdict(console, verdict, found, status=status, strict=False))
+    holds_the_look(text, 80)
+    for symbol in {probe.symbol for probe in verdict.probes}:
+        assert len(re.findall(rf"(?m)^(?:pass|warn|FAIL|unknown) +{symbol}\b", text)) == 1, text
     for finding in found:
         assert " ".join(finding.reason.split()) in " ".join(text.split())
     last = LAST.fullmatch(" ".join(text.rpartition("\n\n")[2].split()))
@@ -153,3 +157,40 @@ def test_the_header_of_a_verdict_names_what_it_was_measured_on() -> None:
     assert rows["image"] == "train:v1"
     assert rows["gpu"] == f"NVIDIA H200 (sm_90), driver {verdict.fingerprint.driver}"
     assert rows["torch"].endswith(f"triton {verdict.fingerprint.triton}")
+
+
+def test_a_lock_has_the_header_of_a_check(tmp_path: Path) -> None:
+    lock = small_lock()
+    text = printed(lambda console: print_lock(console, lock, tmp_path / "kernelguard.lock"))
+    holds_the_look(text, 80)
+    labels = [line.split()[0] for line in text.partition("\n\n")[0].splitlines()]
+    assert labels == ["lock", "model", "transformers", "torch", "gpu"]
+    last = LAST.fullmatch(" ".join(text.rpartition("\n\n")[2].split()))
+    assert last is not None, text
+    assert (last["word"], last["code"]) == ("PASS", "0")
+    for pin in lock.pins:
+        if pin.role is Role.KERNEL:
+            assert re.search(rf"(?m)^{pin.name} +{pin.version}$", text)
+
+
+def test_an_image_says_what_it_is_and_what_comes_next() -> None:
+    facts = ImageFacts(
+        id="sha256:1", tags=(), content="sha256:2", labels={}, layers=(), size=1, user="", environment=()
+    )
+    outcome = Outcome(
+        image="train:v1-candidate",
+        facts=facts,
+        claims=None,
+        verdict=Path("v.json"),
+        exit_code=0,
+        text="train:v1-candidate: candidate, level import",
+        fix="kernelguard verify kernelguard.lock --image train:v1-candidate -o verdict.json",
+        layers=(Layer(size=2_000_000, made_by="COPY x"), Layer(size=1_000_000, made_by="RUN y")),
+    )
+    text = printed(lambda console: print_outcome(console, outcome))
+    holds_the_look(text, 80)
+    for words in ("image        train:v1-candidate", "content      sha256:2", "3.0 MB  in all", "next "):
+        assert words in text
+    assert text.endswith("PASS: train:v1-candidate: candidate, level import; exit 0\n")
+    unchanged = dataclasses.replace(outcome, unchanged=True)
+    assert printed(lambda console: print_outcome(console, unchanged)) == f"PASS: {outcome.text}; exit 0\n"

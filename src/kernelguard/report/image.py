@@ -24,7 +24,7 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
             note(console, "seconds", ", ".join(f"{name} {seconds:.1f}" for name, seconds in outcome.seconds.items()))
         if outcome.fix:
             note(console, "next", outcome.fix)
-    close(console, Status.PASS, outcome.text, code=outcome.exit_code)
+    close(console, Status.PASS, outcome.text, code=outcome.exit_code, apart=not outcome.unchanged)
 
 
 def _header(outcome: Outcome) -> Iterator[tuple[str, str]]:

@@ -74,10 +74,11 @@ def count(noun: str, statuses: Iterable[Status]) -> str:
     return f"{len(found) or 'no'} {noun}{'s' if len(found) != 1 else ''}" + (f" ({said})" if said else "")
 
 
-def close(console: Console, status: Status, *said: str, code: int | None) -> None:
-    """Print the one line that says it all, the last of every answer."""
+def close(console: Console, status: Status, *said: str, code: int | None, apart: bool = True) -> None:
+    """Print the one line that says it all, the last of every answer; `apart`: something stands above it."""
     parts = [*said, *([] if code is None else [f"exit {code}"])]
-    console.print()
+    if apart:
+        console.print()
     line(console, Text(_WORD[status].upper(), style=_STYLE[status]) + Text(f": {'; '.join(parts)}", style="default"))
 
 
@@ -86,7 +87,7 @@ def print_findings(console: Console, about: str, findings: Sequence[Finding], *,
     for finding in findings:
         print_finding(console, finding)
     statuses = [finding.status for finding in findings]
-    close(console, worst(statuses), f"{about}, {count('finding', statuses)}", code=code)
+    close(console, worst(statuses), f"{about}, {count('finding', statuses)}", code=code, apart=bool(findings))
 
 
 def print_explanation(console: Console, explanation: Explanation) -> None:
