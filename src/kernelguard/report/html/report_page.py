@@ -151,7 +151,7 @@ def _check_lead(check: Mapping[str, Any]) -> str:
     levels = f"level {level} was asked for, {reached} was reached" if level != reached else f"level {level}"
     total = len(check["fast_paths"])
     paths = f"{total} fast path{'s' if total != 1 else ''}" + (f" ({said})" if said else "")
-    return f"{check['model']['model_type']}: {paths}; {levels}; exit {check['exit_code']}."
+    return f"{check['model']['model_type']}: {paths}; {levels}; exit\u00a0{check['exit_code']}."
 
 
 def _verdict_headline(verdict: Mapping[str, Any]) -> tuple[str, str]:
