@@ -247,7 +247,8 @@ def allowed_by_rules(candidates: tuple[Candidate, ...], scope: Scope) -> tuple[b
             break
     for rule, reason in sorted(against.items()):
         label = " + ".join(c.label for c in candidates[1:])
-        scope.reject(candidates[0], RejectionCode.RULE, reason + (f" (with {label})" if label else ""), rule)
+        told = f"{reason.rstrip('.')} (with {label})" if label else reason
+        scope.reject(candidates[0], RejectionCode.RULE, told, rule)
     scope.answers[key] = (not against, tuple(cautions[rule] for rule in sorted(cautions)))
     return scope.answers[key]
 
