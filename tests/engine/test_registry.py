@@ -25,8 +25,8 @@ from engine.world import verdict
 from kernelguard.errors import InputError, ToolError, UndeterminedError
 from kernelguard.image import labels
 from kernelguard.image.engine import Engine
-from kernelguard.image.pushing import check_pushable, push
-from kernelguard.image.registry import VERDICT, Access, attach, find
+from kernelguard.image.pushing import push
+from kernelguard.image.registry import VERDICT, Access, attach, check_reference, find
 from kernelguard.image.values import Outcome
 
 PASSWORD = "user:$2b$04$SOKD7aP3xbbOiNYZr14azuOYcvQvDhSfe1CEADejYAecrqni/GZKS\n"
@@ -276,5 +276,5 @@ def test_what_is_not_there(host: str) -> None:
 @pytest.mark.parametrize("name", ["train:v1", "team/train:v1"])
 def test_a_name_without_a_registry_is_refused_before_anything_is_built(name: str) -> None:
     with pytest.raises(InputError, match="names no registry"):
-        check_pushable(name)
-    check_pushable(f"localhost/{name}")
+        check_reference(name)
+    check_reference(f"localhost/{name}")

@@ -73,7 +73,7 @@ def build(
     """
     from kernelguard.check import cache_folder
     from kernelguard.image.plan import Request
-    from kernelguard.image.pushing import check_pushable
+    from kernelguard.image.registry import check_reference
     from kernelguard.image.subject import subject_of
     from kernelguard.image.values import Builder
     from kernelguard.judge.values import Level
@@ -86,7 +86,7 @@ def build(
             f"an image is tagged at level gpu or import, not {require_level}", hint="--require-level import"
         )
     if send:
-        check_pushable(tag)
+        check_reference(tag)
     lock = load_lock(lock_file)
     request = Request(
         lock=lock,
@@ -147,14 +147,14 @@ def promote(
     """
     from kernelguard.image.engine import connect
     from kernelguard.image.promoting import promote_image
-    from kernelguard.image.pushing import check_pushable
+    from kernelguard.image.registry import check_reference
     from kernelguard.image.values import Builder
     from kernelguard.lock import load_lock
 
     lock = load_lock(lock_file)
     environ = dict(os.environ)
     if send:
-        check_pushable(tag or image)
+        check_reference(tag or image)
     with termination(), connect(environ) as engine, _talk() as talk:
         outcome = promote_image(
             engine,

@@ -5,21 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from kernelguard.errors import InputError, UndeterminedError
+from kernelguard.errors import UndeterminedError
 from kernelguard.image import registry
 from kernelguard.image.engine import Engine
 from kernelguard.image.values import Outcome
-
-
-def check_pushable(image: str) -> None:
-    """Find out before anything is built whether a name can be pushed.
-
-    Raises:
-        InputError: it names no registry.
-    """
-    head, slash, _ = image.partition("/")
-    if not slash or not ({".", ":"} & set(head) or head == "localhost"):
-        raise InputError(f"{image} names no registry, so it cannot be pushed", hint="-t registry.example/team/train:v1")
 
 
 def push(

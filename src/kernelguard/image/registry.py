@@ -35,6 +35,9 @@ _CONTENT = f"{PREFIX}content-sha256"
 _CREATED = "org.opencontainers.image.created"
 _TITLE = "org.opencontainers.image.title"
 _ASK_S = 60.0
+_HUB = "registry-1.docker.io"
+"""Where Docker Hub, which everybody writes docker.io, has its registry."""
+_REASON = re.compile(r"\[Errno [^\]]*\] [^'\")]+|timed out|certificate verify failed[^)\"]*|WRONG_VERSION_NUMBER")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +90,17 @@ def attach(image: str, digest: str, verdict: bytes, *, content: str, created: st
     return Attached(image=f"{registry.repository}@{digest}", artifact=f"{registry.repository}@{name}")
 
 
+def check_reference(image: str) -> None:
+    """Find out before anything is made or asked whether a name holds a registry.
+
+    Raises:
+        InputError: it does not; engines would take it for one on Docker Hub.
+    """
+    head, slash, _ = image.partition("/")
+    if not slash or not ({".", ":"} & set(head) or head == "localhost"):
+        raise InputError(f"{image} names no registry", hint="registry.example/team/train:v1; Docker Hub's is docker.io")
+
+
 def find(image: str, access: Access) -> bytes:
     """The bytes of the verdict that an image in a registry names in its labels.
 
@@ -94,6 +108,7 @@ def find(image: str, access: Access) -> bytes:
         InputError: there is no such image, or it names no verdict.
         UndeterminedError: the registry does not answer, or has no such verdict for this image.
     """
+    check_reference(image)
     registry = _Registry(image, access)
     body, _ = registry.manifest(registry.reference)
     digest = _sha256(body)
@@ -142,6 +157,8 @@ class _Registry:
             self._place = oras.container.Container(image)
         except ValueError as error:
             raise InputError(f"{image} is no image in a registry", hint="registry/name:tag") from error
+        if self._place.registry in {"docker.io", "index.docker.io"}:
+            self._place.registry = _HUB
         # As every engine has it: what is on this very machine needs no TLS.
         local = re.match(r"(localhost|127\.[\d.]+)(:|$)", self._place.registry) is not None
         self._scheme = "http" if access.plain_http or local else "https"
@@ -269,8 +286,13 @@ class _Registry:
         )
 
     def _silent(self, error: Exception) -> KernelguardError:
+        # The reason stands at the end of three wrappings.
+        found = _REASON.search(str(error))
+        hint = "check the name, and the network"
+        if self._scheme == "https" and "SSL" in str(error):
+            hint = "does it speak TLS? then trust its certificate: REQUESTS_CA_BUNDLE; else --plain-http"
         return UndeterminedError(
-            f"the registry of {self._image} does not answer: {error}", hint="check the name, and the network"
+            f"the registry of {self._image} does not answer: {found[0] if found else error}", hint=hint
         )
 
 
