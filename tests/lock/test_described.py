@@ -11,40 +11,18 @@ from kernelguard.check import Request, run_check
 from kernelguard.declare.config import read_config
 from kernelguard.lock import write_lock
 from kernelguard.lock.parts import locked_model
-from kernelguard.lock.values import Lock, LockedPath, LockedTarget, LockedTorch, Pin, Role
+from kernelguard.lock.values import Lock, LockedPath
 from kernelguard.report.document import to_document
 from observed import transformers_base
+from samples import pin, sample_lock
 
 CONV, GDN = "causal_conv1d_fn", "chunk_gated_delta_rule"
 
 
-def pin(name: str, version: str) -> Pin:
-    return Pin(
-        name=name,
-        version=version,
-        filename=f"{name}-{version}-py3-none-any.whl",
-        url=f"https://host/{name}-{version}-py3-none-any.whl",
-        sha256="a" * 64,
-        role=Role.KERNEL,
-    )
-
-
 def made(model: Path) -> Lock:
     """A lock for an H100 that serves both kernels of that model."""
-    return Lock(
+    return sample_lock(
         model=locked_model(read_config(str(model))),
-        intent=(("phase", "training"),),
-        transformers="5.24.0",
-        target=LockedTarget(
-            spec="h100",
-            python="3.12",
-            machine="x86_64",
-            glibc="2.28",
-            driver="580",
-            gpus=("NVIDIA H100",),
-            capabilities=("9.0",),
-        ),
-        torch=LockedTorch(version="2.12.1", cuda="13.0", channel="index", cxx11_abi=True, triton="3.7.1"),
         fast_paths=(
             LockedPath(symbol=CONV, package="causal_conv1d", served_by="causal-conv1d 1.7.0", layers=3),
             LockedPath(symbol=GDN, package="fla", served_by="flash-linear-attention 0.6.0", layers=3),
@@ -56,7 +34,6 @@ def made(model: Path) -> Lock:
             pin("triton", "3.7.1"),
             pin("transformers", "5.24.0"),
         ),
-        admits_launch=True,
     )
 
 

@@ -18,30 +18,16 @@ from kernelguard.lock.files import pylock, requirements
 from kernelguard.lock.values import (
     HubFilePin,
     HubPin,
-    Lock,
-    LockedModel,
     LockedPath,
-    LockedTarget,
     LockedTorch,
     Pin,
     Role,
     SourcePin,
 )
+from samples import sample_lock
 
 A, B, C = "a" * 64, "b" * 64, "c" * 40
-LOCK = Lock(
-    model=LockedModel(source="config.json", model_type="qwen3_5", sha256=A),
-    intent=(("dtype", "bfloat16 (assumed)"), ("phase", "training")),
-    transformers="5.24.0",
-    target=LockedTarget(
-        spec="h100",
-        python="3.12",
-        machine="x86_64",
-        glibc="2.28",
-        driver="580",
-        gpus=("NVIDIA H100",),
-        capabilities=("9.0",),
-    ),
+LOCK = sample_lock(
     torch=LockedTorch(version="2.12.1", cuda="13.0", channel="index", cxx11_abi=True, triton="3.7.1"),
     fast_paths=(LockedPath(symbol="f", package="fla", served_by="fla-core 0.6.0", layers=None),),
     pins=(
@@ -67,7 +53,6 @@ LOCK = Lock(
             index="https://host/simple/",
         ),
     ),
-    admits_launch=True,
     hub=(
         HubPin(
             repository="org/conv",
