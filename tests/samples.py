@@ -34,7 +34,7 @@ def hopper(spec: str = "h100") -> LockedTarget:
 def sample_lock(**changes: Any) -> Lock:
     """For one H100: torch 2.13 for CUDA 13.0, and fla-core for the gated delta rule."""
     lock = Lock(
-        model=LockedModel(source="config.json", model_type="qwen3_5", sha256=SHA),
+        model=LockedModel(source="model", model_type="qwen3_5", sha256=SHA),
         intent=(("dtype", "bfloat16 (assumed)"), ("phase", "training")),
         transformers="5.24.0",
         target=_TARGET,

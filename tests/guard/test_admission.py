@@ -11,7 +11,7 @@ from packaging.version import Version
 from kernelguard.guard.admission import admit
 from kernelguard.guard.question import Admission, Image, Overrides, Place, Question, order
 from kernelguard.judge.values import Finding, Level, Status
-from kernelguard.lock.values import Lock, LockedModel, LockedPath, LockedTarget, LockedTorch, Pin, Role
+from kernelguard.lock.values import LockedModel, Role
 from kernelguard.observe.values import Environment, Gpu, GpuState
 from kernelguard.verify.requests import Case, ProbeRequest
 from kernelguard.verify.values import (
@@ -24,40 +24,24 @@ from kernelguard.verify.values import (
     Subject,
     Verdict,
 )
+from samples import SHA, hopper, pin, sample_lock
 
-SHA, OTHER = "a" * 64, "b" * 64
+OTHER = "b" * 64
 SIGNALS = ("position_ids", "cu_seq_lens_q", "seq_idx")
 SHAPE = {"k_heads": 48, "k_dim": 128}
 
 
-def pin(name: str, version: str, role: Role, files: str = SHA) -> Pin:
-    wheel = f"{name}-{version}.whl"
-    return Pin(name=name, version=version, filename=wheel, url=wheel, sha256=SHA, role=role, files_sha256=files)
-
-
-LOCK = Lock(
+LOCK = sample_lock(
     model=LockedModel(source="m/config.json", model_type="qwen3_5", sha256=SHA),
     intent=(("packed", "True"), ("signals", ",".join(SIGNALS)), ("dtype", "bfloat16 (assumed)")),
-    transformers="5.24.0",
-    target=LockedTarget(
-        spec="h200",
-        python="3.12",
-        machine="x86_64",
-        glibc="2.28",
-        driver="580",
-        gpus=("NVIDIA H200",),
-        capabilities=("9.0",),
-    ),
-    torch=LockedTorch(version="2.13.0", cuda="13.0", channel="cu130", cxx11_abi=True, triton="3.7.1"),
-    fast_paths=(LockedPath(symbol="chunk_gated_delta_rule", package="fla", served_by="fla-core 0.6.0", layers=48),),
+    target=hopper("h200"),
     pins=(
-        pin("fla-core", "0.6.0", Role.KERNEL),
-        pin("torch", "2.13.0+cu130", Role.TORCH),
-        pin("triton", "3.7.1", Role.TORCH),
-        pin("transformers", "5.24.0", Role.DEPENDENCY),
-        pin("numpy", "2.3.0", Role.DEPENDENCY),
+        pin("fla-core", "0.6.0", files_sha256=SHA),
+        pin("torch", "2.13.0+cu130", Role.TORCH, files_sha256=SHA),
+        pin("triton", "3.7.1", Role.TORCH, files_sha256=SHA),
+        pin("transformers", "5.24.0", Role.DEPENDENCY, files_sha256=SHA),
+        pin("numpy", "2.3.0", Role.DEPENDENCY, files_sha256=SHA),
     ),
-    admits_launch=True,
 )
 PROBE = ProbeResult(
     symbol="chunk_gated_delta_rule",

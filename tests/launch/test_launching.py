@@ -24,7 +24,7 @@ from kernelguard.judge.values import Level, Status
 from kernelguard.launching import Launch, Request, intent_flags, run_launch
 from kernelguard.lock.document import dumps
 from kernelguard.lock.parts import locked_intent, locked_model
-from kernelguard.lock.values import Lock, LockedPath, LockedTarget, LockedTorch, Pin, Role
+from kernelguard.lock.values import LockedPath, Role
 from kernelguard.verify.files import to_document
 from kernelguard.verify.fingerprint import shapes_digest
 from kernelguard.verify.plan import plan
@@ -40,6 +40,7 @@ from kernelguard.verify.values import (
     Verdict,
 )
 from observed import transformers_base
+from samples import hopper, pin, sample_lock
 
 VERSION = launch_world.VERSION
 IMAGE = "registry/train@sha256:" + "a" * 64
@@ -67,34 +68,22 @@ def made(tmp_path_factory: pytest.TempPathFactory, tree: Path) -> Path:
     declaration = declare(read_config(str(config)), transformers_tree(str(tree), {}))
     requests = plan(declaration, intent)
 
-    def pin(name: str, version: str, role: Role) -> Pin:
-        wheel = f"{name}-{version}.whl"
-        sha = "c" * 64
-        return Pin(name=name, version=version, filename=wheel, url=wheel, sha256=sha, role=role, files_sha256=sha)
-
-    lock = Lock(
+    lock = sample_lock(
         model=locked_model(declaration.config),
         intent=tuple(sorted(locked_intent(intent))),
         transformers=VERSION,
-        target=LockedTarget(
-            spec="h200",
-            python="3.12",
-            machine="x86_64",
-            glibc="2.28",
-            driver="580",
-            gpus=("NVIDIA H200",),
-            capabilities=("9.0",),
-        ),
-        torch=LockedTorch(version="2.13.0", cuda="13.0", channel="cu130", cxx11_abi=True, triton="3.7.1"),
+        target=hopper("h200"),
         fast_paths=(LockedPath(symbol="chunk_gated_delta_rule", package="fla", served_by="fla-core 0.6.0", layers=1),),
-        pins=(
-            pin("fla-core", "0.6.0", Role.KERNEL),
-            pin("causal-conv1d", "1.7.0", Role.KERNEL),
-            pin("torch", "2.13.0", Role.TORCH),
-            pin("triton", "3.7.1", Role.TORCH),
-            pin("transformers", VERSION, Role.DEPENDENCY),
+        pins=tuple(
+            pin(name, version, role, files_sha256="c" * 64)
+            for name, version, role in (
+                ("fla-core", "0.6.0", Role.KERNEL),
+                ("causal-conv1d", "1.7.0", Role.KERNEL),
+                ("torch", "2.13.0", Role.TORCH),
+                ("triton", "3.7.1", Role.TORCH),
+                ("transformers", VERSION, Role.DEPENDENCY),
+            )
         ),
-        admits_launch=True,
     )
     configurations = tuple(
         Configuration(kernel=kernel, key="1", config=str(row), state=state)
