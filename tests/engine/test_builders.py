@@ -322,8 +322,8 @@ def test_words_of_engines_that_cannot_be_had_here() -> None:
         "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=all": UndeterminedError,
         "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.8": InputError,
         "ERROR: Attestation is not supported for the docker driver.": UndeterminedError,
-        "ERROR: failed to solve: x:3: failed to resolve source metadata for docker.io/library/x:3: failed to do request: "
-        "dial tcp: lookup registry-1.docker.io: no such host": UndeterminedError,
+        "ERROR: failed to solve: x:3: failed to resolve source metadata for docker.io/library/x:3: failed to do "
+        "request: dial tcp: lookup registry-1.docker.io: no such host": UndeterminedError,
     }
     for text, kind in told.items():
         error = build_error(text, "starting")
