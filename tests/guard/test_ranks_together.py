@@ -121,7 +121,7 @@ def test_a_rank_that_never_starts(absent: int, env: Interpreter, base: tickets.T
 @pytest.mark.thorough
 @pytest.mark.parametrize("victim", ["rank", "preflight"])
 def test_a_rank_that_dies_in_between(victim: str, env: Interpreter, base: tickets.Ticket, tmp_path: Path) -> None:
-    limits = replace(group.QUICK, rendezvous_s=25.0, fingerprint_s=30.0, probe_s=15.0)
+    limits = replace(group.QUICK, rendezvous_s=25.0, fingerprint_s=30.0, probe_s=30.0)
     ticket = replace(base, run_dir=str(tmp_path / "run"), deadlines=limits, probes=(group.CONVOLUTION,))
 
     def kill(processes: dict[int, subprocess.Popen[str]]) -> None:
