@@ -20,7 +20,7 @@ import pytest
 
 from command import Command
 from engine.base import libraries
-from engine.test_build import Built, inside, leftovers
+from engine.test_build import Built, inside, leftovers, stale
 from engine.world import EXAMPLE, World, says, tiny_lock, verdict
 from kernelguard.errors import InputError, ToolError, UndeterminedError
 from kernelguard.image.build import Talk, run_build
@@ -53,6 +53,7 @@ def test_buildkit_makes_the_same_image(engine: Engine, world: World) -> None:
     assert made.claims.state is State.CANDIDATE
     assert made.claims.content == made.facts.content
     assert inside(made.image, "id", "-u") == "1000"
+    assert stale(made.image) == "0"
     assert any(line.startswith("step ") and "pip install" in line for line in lines)
     assert leftovers(engine) == []
     again = run_build(engine, world.request(builder=Builder.BUILDKIT), environ, world.cache, verifier=says())
