@@ -94,6 +94,25 @@ def unsharded(hidden, head, labels):
     return FusedLoss.apply(hidden, head.weight, labels)
 
 
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+@torch.compile(fullgraph=True, backend="aot_eager")
+def doubled(x):
+    return Doubled.apply(x)
+
+
+def beside_a_compiled_function(hidden, head, labels):
+    return in_the_head(doubled(hidden), head, labels)
+
+
 def in_the_head(hidden, head, labels):
     return torch.nn.functional.cross_entropy(head(hidden), labels)
 
@@ -103,6 +122,7 @@ CASES = {
     "in-the-root": (reads(FusedLoss), False, True),
     "in-the-root-after-the-call": (reads(FusedLoss), False, False),
     "through-the-head": (in_the_head, True, True),
+    "beside-a-compiled-function": (beside_a_compiled_function, True, True),
     "gathered-before": (reads(FusedLoss, lambda weight: weight.full_tensor()), True, True),
     "gathered-inside": (reads(ThatGathers), True, True),
     "unsharded-before": (unsharded, True, True),
