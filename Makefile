@@ -23,7 +23,7 @@ demo: $(VENV)/.observed ## check the 27B example, for this machine and for an H1
 	$(BIN)/python tools/demo.py
 
 test: $(VENV)/.installed lint ## everything that needs no Docker engine, GPU or browser
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not thorough and not browser and not engine and not slurm'
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not thorough and not browser and not engine and not slurm'
 
 test-engine: $(VENV)/.installed ## images built, refused and promoted by a Docker engine: .ci/engine.sh make test-engine
 	$(BIN)/python -m pytest -m engine
