@@ -41,6 +41,7 @@ TRAIN := .venv-train
 $(TRAIN)/.installed: train/pyproject.toml
 	test -x $(TRAIN)/bin/python || $(PYTHON) -m venv $(TRAIN)
 	$(TRAIN)/bin/python -m pip install --quiet torch==2.13.0 transformers==5.24.0 --editable './train[test]'
+	$(TRAIN)/bin/python -m compileall -q train
 	touch $@
 
 test-train: $(TRAIN)/.installed ## the trainer on the CPU, one and two real ranks

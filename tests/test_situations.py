@@ -99,10 +99,12 @@ def test_nothing_installed(tmp_path: Path, version: str) -> None:
         assert "pip install" in answer.paths[symbol]["fix"]
 
 
-@pytest.mark.parametrize("version", [*GUARDED, *EDGES])
 @pytest.mark.parametrize(
-    ("removed", "missing", "present"),
-    [("causal_conv1d", *TRAINING), ("fla", *reversed(TRAINING))],
+    ("version", "removed", "missing", "present"),
+    [
+        *((version, "causal_conv1d", *TRAINING) for version in (*GUARDED, *EDGES)),
+        *((version, "fla", *reversed(TRAINING)) for version in (GUARDED[0], EDGES[-1])),
+    ],
 )
 def test_one_package_missing(tmp_path: Path, version: str, removed: str, missing: str, present: str) -> None:
     files = crafted.without(crafted.everything(), removed, "flash_linear_attention", "fla_core")
@@ -150,11 +152,10 @@ def test_binary_that_cannot_be_loaded(tmp_path: Path, undefined: str | None, nee
     [
         ("5.24.0", "import os\nos.abort()\n", "crashes"),
         ("5.5.4", "import os\nos.abort()\n", "crashes"),
-        pytest.param("5.24.0", "import ctypes\nctypes.string_at(0)\n", "crashes", marks=pytest.mark.thorough),
         pytest.param("5.24.0", "import os\nos._exit(0)\n", "exits", marks=pytest.mark.thorough),
         pytest.param("5.24.0", "import time\ntime.sleep(3600)\n", "hangs", marks=pytest.mark.thorough),
     ],
-    ids=["abort", "abort-5.5.4", "segfault", "exit", "hang"],
+    ids=["abort", "abort-5.5.4", "exit", "hang"],
 )
 def test_import_that_kills_or_blocks_the_process(tmp_path: Path, version: str, body: str, code: str) -> None:
     files = crafted.replaced(crafted.everything(), CONV, body)
@@ -167,7 +168,7 @@ def test_import_that_kills_or_blocks_the_process(tmp_path: Path, version: str, b
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("version", EDGES)
+@pytest.mark.parametrize("version", ["5.24.0"])
 def test_fla_without_triton(tmp_path: Path, version: str) -> None:
     files = crafted.everything()
     files[GDN] = "import triton\n" + files[GDN]
@@ -189,8 +190,7 @@ def test_nested_fla_is_ignored_by_5_16(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("version", EDGES)
-@pytest.mark.parametrize("symbol", TRAINING)
+@pytest.mark.parametrize(("version", "symbol"), list(zip(EDGES, TRAINING, strict=True)))
 def test_symbol_missing(tmp_path: Path, version: str, symbol: str) -> None:
     name = CONV if symbol == "causal_conv1d_fn" else GDN
     answer = check(
@@ -201,7 +201,7 @@ def test_symbol_missing(tmp_path: Path, version: str, symbol: str) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("version", EDGES)
+@pytest.mark.parametrize("version", ["5.16.1"])
 def test_leftover_folder_hides_the_package(tmp_path: Path, version: str) -> None:
     files = crafted.without(crafted.everything(), "fla", "flash_linear")
     env = environment(tmp_path / "env", version, files)
@@ -219,13 +219,11 @@ ALL_SIGNALS = "position_ids,cu_seq_lens_q,seq_idx"
     ("version", "signals", "leaking"),
     [
         ("5.24.0", ALL_SIGNALS, set()),
-        ("5.17.0", ALL_SIGNALS, set()),
-        pytest.param("5.24.0", "position_ids", set(TRAINING), marks=pytest.mark.thorough),
         ("5.17.0", "position_ids", set(TRAINING)),
         pytest.param("5.24.0", "position_ids,cu_seq_lens_q", {"causal_conv1d_fn"}, marks=pytest.mark.thorough),
         pytest.param("5.24.0", "position_ids,seq_idx", {"chunk_gated_delta_rule"}, marks=pytest.mark.thorough),
     ],
-    ids=["all", "all-5.17.0", "position_ids", "position_ids-5.17.0", "no-seq_idx", "no-cu_seq_lens"],
+    ids=["all", "position_ids", "no-seq_idx", "no-cu_seq_lens"],
 )
 def test_packed_with_every_kernel_bound(tmp_path: Path, version: str, signals: str, leaking: set[str]) -> None:
     options = ("--level", "import", "--packed", "--signals", signals)
@@ -302,7 +300,7 @@ def test_dense_model_declares_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("version", EDGES)
+@pytest.mark.parametrize("version", ["5.24.0"])
 def test_a_wrapper_of_unknown_shape_is_unknown(tmp_path: Path, version: str) -> None:
     env = environment(tmp_path / "env", version, crafted.everything())
     change = ("is_new_implementation", "is_other_implementation")
@@ -315,7 +313,7 @@ def test_a_wrapper_of_unknown_shape_is_unknown(tmp_path: Path, version: str) -> 
 MODELING = "models/qwen3_5/modeling_qwen3_5.py"
 
 
-@pytest.mark.parametrize("version", EDGES)
+@pytest.mark.parametrize("version", ["5.24.0"])
 @pytest.mark.parametrize(
     ("old", "new"),
     [
