@@ -2,7 +2,8 @@
 
 transformers' own `set_use_kernels` does the swap, in a cut-down model of the real configuration: the module stays, its
 `forward` becomes the kernel's. Inputs are what the model hands to the layer; what takes part in training there gets a
-gradient here. The truth is a copy of the layer from before the swap. Of several layers of one name the first is measured.
+gradient here. The truth is a copy of the layer from before the swap. Of several layers of one name the first is
+measured.
 """
 
 from __future__ import annotations
