@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.observed, pytest.mark.online, pytest.mark.thorough]
 RELEASE = "5.17.0"
 """The newest of the tested releases whose `kernels` package can be had."""
 LAYER = "RMSNormZeroCentered"
+WITH_OUTPUT = ("output 0", "gradient of input 0", "gradient of weight")
 
 KERNEL = """
 import torch
@@ -43,6 +44,12 @@ class Plain(nn.Module):
     '''Takes the weight for what it is, and not for what is to be added to 1.'''
     def forward(self, x):
         return norm(x, self.weight - 1.0, self.eps)
+
+class ForHiddenStates(nn.Module):
+    '''Right for the hidden size, and wrong for the heads, which the model sends through the same name.'''
+    def forward(self, x):
+        y = norm(x, self.weight, self.eps)
+        return y if x.dim() == 3 else 1.1 * y
 
 class Raising(nn.Module):
     def forward(self, x):
@@ -68,9 +75,25 @@ hub_kernels.get_kernel_mapping_transformers = lambda: {{**real(), {layer!r}: {{"
 """
 
 
-def probed(folder: Path, name: str, *, layer: str = LAYER, cases: tuple[Case, ...] | None = None) -> ProbeResult:
+# The same with a repository of the hub, where that is out of reach.
+REMOTE = """
+import os
+os.environ[{variable!r}] = {value!r}
+os.environ["HF_HOME"] = {home!r}
+from kernels import LayerRepository, Mode
+from transformers.integrations import hub_kernels
+
+real = hub_kernels.get_kernel_mapping_transformers
+there = LayerRepository("kernels-community/liger_kernels", layer_name="LigerRMSNorm", version=1)
+hub_kernels.get_kernel_mapping_transformers = lambda: {{**real(), {layer!r}: {{"cpu": {{Mode.TRAINING: there}}}}}}
+"""
+
+
+def probed(
+    folder: Path, name: str, *, layer: str = LAYER, cases: tuple[Case, ...] | None = None, mapped: str = ""
+) -> ProbeResult:
     files = {
-        "mapped.py": MAPPING.format(layer=LAYER, name=name),
+        "mapped.py": mapped or MAPPING.format(layer=LAYER, name=name),
         "hub_repository/build/torch-universal/__init__.py": "from . import layers\n",
         "hub_repository/build/torch-universal/layers.py": KERNEL,
         "hub_repository/build/torch-universal/metadata.json": json.dumps(ABOUT),
@@ -97,7 +120,8 @@ def test_a_right_replacement_is_right(tmp_path: Path) -> None:
     assert found.outcome is Outcome.RIGHT, found.reason
     assert found.target.endswith("Right.forward")
     [case] = found.cases
-    assert {t.label for t in case.tensors} == {"output 0", "gradient of input 0", "gradient of weight"}
+    layers = ("model.layers.0.input_layernorm", "model.layers.1.self_attn.q_norm", "model.layers.1.self_attn.k_norm")
+    assert {t.label for t in case.tensors} == {f"{tensor} of {layer}" for tensor in WITH_OUTPUT for layer in layers}
     assert all(t.error is not None and t.allowed is not None and t.error <= t.allowed for t in case.tensors)
 
 
@@ -105,7 +129,23 @@ def test_a_right_replacement_is_right(tmp_path: Path) -> None:
 def test_a_wrong_one_is_named_with_its_tensor(tmp_path: Path, name: str, tensor: str) -> None:
     found = probed(tmp_path, name)
     assert found.outcome is Outcome.WRONG, found
-    assert tensor in {t.label for t in found.cases[0].tensors if t.state != "right"}
+    wrong = {t.label for t in found.cases[0].tensors if t.state != "right"}
+    assert {label for label in wrong if label.startswith(tensor)}
+
+
+def test_each_use_of_a_name_is_measured(tmp_path: Path) -> None:
+    """The norm of a head goes through the same kernel as that of the hidden states, in another shape."""
+    found = probed(tmp_path, "ForHiddenStates")
+    assert found.outcome is Outcome.WRONG, found
+    heads = {f"{role} of model.layers.1.self_attn.{norm}" for norm in ("q_norm", "k_norm") for role in WITH_OUTPUT}
+    assert {t.label for t in found.cases[0].tensors if t.state != "right"} == heads
+
+
+@pytest.mark.parametrize(("variable", "value"), [("HF_ENDPOINT", "http://127.0.0.1:9"), ("HF_HUB_OFFLINE", "1")])
+def test_a_hub_out_of_reach_is_no_fault_of_a_kernel(tmp_path: Path, variable: str, value: str) -> None:
+    mapped = REMOTE.format(variable=variable, value=value, home=str(tmp_path / "hub"), layer=LAYER)
+    found = probed(tmp_path, "", mapped=mapped)
+    assert found.outcome is Outcome.UNREACHABLE, found.reason
 
 
 def test_one_that_raises_is_a_fault_of_the_kernel(tmp_path: Path) -> None:

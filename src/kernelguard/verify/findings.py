@@ -13,6 +13,7 @@ _UNTOLD_FIX = {
     Outcome.HUNG: "give it more time: kernelguard verify --timeout 1800 (Triton compiles for minutes the first time)",
     Outcome.OUT_OF_MEMORY: "free the GPU's memory, or give the process more, and verify again",
     Outcome.NO_DRIVER: "verify on the machine that will train",
+    Outcome.UNREACHABLE: "verify where the hub can be reached, or put the kernel into the cache: the run needs it too",
 }
 
 

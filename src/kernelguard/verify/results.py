@@ -112,6 +112,8 @@ def _of_error(record: Record) -> tuple[Outcome, str]:
         return Outcome.OUT_OF_MEMORY, text
     if sort == "driver":
         return Outcome.NO_DRIVER, text
+    if sort == "network":
+        return Outcome.UNREACHABLE, text
     if where in {"reference", "import torch"}:
         return Outcome.REFERENCE, text
     if where == "cuda":
@@ -147,6 +149,7 @@ _ORDER = (
     Outcome.CRASHED,
     Outcome.RAISED,
     Outcome.NO_DRIVER,
+    Outcome.UNREACHABLE,
     Outcome.OUT_OF_MEMORY,
     Outcome.HUNG,
     Outcome.REFERENCE,

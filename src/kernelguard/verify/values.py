@@ -34,6 +34,8 @@ class Outcome(StrEnum):
     OUT_OF_MEMORY = "out-of-memory"
     NO_DRIVER = "no-driver"
     """CUDA does not come up here."""
+    UNREACHABLE = "unreachable"
+    """The kernel is to be loaded from a hub that cannot be reached from here, and it is not in the cache."""
     UNREADABLE = "unreadable"
     """The worker ended without a result, or with one that cannot be read."""
     REFERENCE = "reference"
@@ -47,6 +49,7 @@ UNTOLD = frozenset(
         Outcome.HUNG,
         Outcome.OUT_OF_MEMORY,
         Outcome.NO_DRIVER,
+        Outcome.UNREACHABLE,
         Outcome.UNREADABLE,
         Outcome.REFERENCE,
         Outcome.NO_PROBE,

@@ -24,6 +24,22 @@ _NO_DRIVER = (
     "torch not compiled with cuda",
     "0 active drivers",
 )
+# `kernels` and transformers say it in a sentence of their own, with nothing at the bottom.
+_OFFLINE = ("hub is in offline mode", "we couldn't connect to")
+_NO_NETWORK = frozenset(
+    {
+        "ConnectError",
+        "ConnectTimeout",
+        "ConnectionError",
+        "LocalEntryNotFoundError",
+        "NetworkError",
+        "OfflineModeIsEnabled",
+        "TimeoutException",
+        "gaierror",
+    }
+)
+"""Exceptions, by the name of a class, with which huggingface_hub, requests, httpx and Python say that a host cannot be
+reached, or that nothing may be asked and nothing is in the cache."""
 
 
 class Recorder:
@@ -78,7 +94,7 @@ def _words(error: BaseException) -> str:
 
 
 def sort_of(error: BaseException) -> str:
-    """`memory`, `driver`, `not-implemented`, `import` or `raised`."""
+    """`memory`, `driver`, `network`, `not-implemented`, `import` or `raised`."""
     text = str(error).lower()
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "memory"
@@ -86,6 +102,26 @@ def sort_of(error: BaseException) -> str:
         return "memory"
     if any(words in text for words in _NO_DRIVER):
         return "driver"
+    if _is_about_the_network(error):
+        return "network"
     if isinstance(error, NotImplementedError):
         return "not-implemented"
     return "import" if isinstance(error, ImportError) else "raised"
+
+
+def _is_about_the_network(error: BaseException) -> bool:
+    """Whether a host that cannot be reached is at the bottom of it; libraries put words of their own on top."""
+    current: Any = error
+    for _ in range(12):
+        if current is None:
+            return False
+        kinds = {kind.__name__ for kind in type(current).__mro__}
+        text = str(current).lower()
+        if kinds & _NO_NETWORK or any(words in text for words in _OFFLINE):
+            return True
+        status = getattr(getattr(current, "response", None), "status_code", None)
+        if isinstance(status, int) and (status == 429 or status >= 500):
+            # The host answered that it cannot answer now.
+            return True
+        current = current.__cause__ or current.__context__
+    return False
