@@ -284,6 +284,13 @@ def raises_in_backward(a, b):
         raise RuntimeError("Triton >= 3.4.0 and < 3.7.1 on Hopper GPUs produces incorrect results")
     return _Lie.apply(a, b, lie)
 
+def loads_from_a_host_that_is_away(a, b):
+    import urllib.request
+    try:
+        urllib.request.urlopen("http://127.0.0.1:9/kernel")
+    except OSError:
+        raise ValueError("the publisher cannot be verified")
+
 def not_implemented(a, b):
     def lie(da, db, g):
         raise NotImplementedError("no backward")
