@@ -123,10 +123,11 @@ def _run(
     try:
         if memory_bytes is not None:
             _limit_memory(process.pid, memory_bytes)
-        try:
-            returncode: int | None = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            returncode = None
+        # `Popen.wait` with a time limit looks only every 50 ms; without one it returns at once.
+        waiter = threading.Thread(target=process.wait, daemon=True)
+        waiter.start()
+        waiter.join(timeout)
+        returncode = None if waiter.is_alive() else process.returncode
     finally:
         # Also when the worker ended well: something it imported may have left processes behind.
         _kill_group(process.pid)

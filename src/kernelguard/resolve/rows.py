@@ -146,6 +146,12 @@ def _archs(candidates: Sequence[Candidate]) -> dict[tuple[str, int], tuple[str, 
     return archs
 
 
+@functools.cache
+def _version(text: str) -> Version:
+    """Parsed once: hundreds of wheels are for a few releases of torch and CUDA."""
+    return Version(text)
+
+
 def _released(document: Mapping[str, Any]) -> Iterator[Candidate]:
     for row in document.get("release", []):
         make = functools.partial(
@@ -193,8 +199,8 @@ def _released(document: Mapping[str, Any]) -> Iterator[Candidate]:
                     pythons=(python,),
                     machines=(machine,),
                     built_for=BuiltFor(
-                        torch=Version(torch),
-                        cuda=Version(cuda),
+                        torch=_version(torch),
+                        cuda=_version(cuda),
                         cxx11_abi=abi,
                         archs=tuple(row["archs"][cuda].split()),
                     ),
@@ -237,8 +243,8 @@ def _indexed(document: Mapping[str, Any]) -> Iterator[Candidate]:
                     machines=(machine,),
                     glibc=Version(index["glibc"]),
                     built_for=BuiltFor(
-                        torch=Version(torch),
-                        cuda=Version(cuda),
+                        torch=_version(torch),
+                        cuda=_version(cuda),
                         archs=tuple(index["archs"].split()) if "archs" in index else None,
                     ),
                     requires=tuple(
