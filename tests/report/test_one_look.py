@@ -151,6 +151,13 @@ def test_a_verdict_says_each_kernel_once_and_ends_with_its_code(path: Path) -> N
     assert last["code"] == {Status.FAIL: "1", Status.UNKNOWN: "3"}.get(status, "0")
 
 
+def test_the_last_line_counts_what_was_not_measured_because_it_is_not_bound() -> None:
+    verdict = load_verdict(RESULTS / "verify-h200-fla060-triton371.json")
+    paths = [Status.FAIL, Status.FAIL]
+    text = printed(lambda c: print_verdict(c, verdict, (), status=Status.FAIL, strict=False, paths=paths))
+    assert ", 2 fast paths (2 FAIL), 10 measured kernels" in " ".join(text.rpartition("\n\n")[2].split())
+
+
 def test_the_header_of_a_verdict_names_what_it_was_measured_on() -> None:
     verdict = load_verdict(RESULTS / "verify-h200-fla060-triton371.json")
     rows = dict(verdict_header(verdict, "train:v1"))

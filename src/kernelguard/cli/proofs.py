@@ -114,7 +114,8 @@ def verify(
 
         print_check(console(), proof.check, closes=False)
         console().print()
-        print_verdict(console(), proof.verdict, proof.findings, status=proof.status, strict=strict)
+        paths = [path.status for path in proof.check.assessment.fast_paths]
+        print_verdict(console(), proof.verdict, proof.findings, status=proof.status, strict=strict, paths=paths)
     raise typer.Exit(exit_code(proof.status, strict=strict))
 
 

@@ -181,4 +181,15 @@ class CacheSplit:
     line: int
 
 
-ModeFact = HubLayers | HubLoad | Attention | Experts | Mxfp4 | LigerSupport | AlwaysSlow | CacheSplit
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleMask:
+    """A text part that asks for its attention mask without `position_ids`: no packed sample gets one of its own."""
+
+    path: str
+    """Of the part in config.json; empty for the top."""
+    model_type: str
+    file: str
+    line: int
+
+
+ModeFact = HubLayers | HubLoad | Attention | Experts | Mxfp4 | LigerSupport | AlwaysSlow | CacheSplit | SampleMask

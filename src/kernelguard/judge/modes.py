@@ -12,6 +12,7 @@ from packaging.version import Version
 
 from kernelguard.declare.modes import (
     AlwaysSlow,
+    Attention,
     CacheSplit,
     Experts,
     HubLayers,
@@ -19,6 +20,7 @@ from kernelguard.declare.modes import (
     LigerSupport,
     ModeFact,
     Mxfp4,
+    SampleMask,
 )
 from kernelguard.declare.values import Declaration, Intent, Phase
 from kernelguard.judge.attention import judge_attention
@@ -72,8 +74,30 @@ def _judge(fact: ModeFact, declaration: Declaration, intent: Intent, environment
             )
         case CacheSplit():
             yield from _cache_split(fact, declaration, intent)
+        case SampleMask():
+            yield from _sample_mask(fact, declaration, intent)
         case _:
             return  # attention is judged for the whole model at once
+
+
+def _sample_mask(fact: SampleMask, declaration: Declaration, intent: Intent) -> Iterator[Finding]:
+    """Flash and varlen attention take no such mask: they read boundaries from what each batch carries."""
+    if not intent.packed or intent.phase is not Phase.TRAINING:
+        return
+    parts = {f.path: f for f in declaration.modes if isinstance(f, Attention)}
+    said = [intent.attn_implementation, *(parts[p].configured for p in (fact.path, "") if p in parts)]
+    name = next((n for n in said if n), "")
+    if "flash" in name or "varlen" in name:
+        return
+    yield Finding(
+        code="attention-boundary-never-passed",
+        status=Status.FAIL,
+        reason=f"transformers {declaration.transformers.version} makes the attention mask of {fact.model_type} without "
+        f"`position_ids` ({fact.file}:{fact.line}): in a packed batch samples attend to the ones before them, whatever "
+        "the batch carries",
+        fix="turn packing off for this model, or send an attention_mask of four dimensions that is block-diagonal",
+        evidence=(f"{fact.file}:{fact.line}",),
+    )
 
 
 def _hub_load(fact: HubLoad, declaration: Declaration, intent: Intent, environment: Environment) -> Iterator[Finding]:

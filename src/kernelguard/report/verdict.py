@@ -13,9 +13,15 @@ from kernelguard.verify.values import ProbeResult, Verdict
 
 
 def print_verdict(
-    console: Console, verdict: Verdict, findings: Sequence[Finding], *, status: Status, strict: bool
+    console: Console,
+    verdict: Verdict,
+    findings: Sequence[Finding],
+    *,
+    status: Status,
+    strict: bool,
+    paths: Sequence[Status] = (),
 ) -> None:
-    """Print what was measured. `status` is that of the whole command, what went before this included."""
+    """Print what was measured. `status` is the whole command's; `paths`: the bindings, told before this."""
     symbols = dict.fromkeys(probe.symbol for probe in verdict.probes)
     answers = {symbol: worst(f.status for f in findings if f.fast_path == symbol) for symbol in symbols}
     line(console, Text("kernels", style="bold"))
@@ -35,10 +41,11 @@ def print_verdict(
         later = verdict.trace.step_seconds
         text = f"first step of a new process {verdict.trace.first_step_seconds:.1f} s"
         note(console, "step", text + (f", a later one {later:.2f} s" if later is not None else ""))
-    kernels = f"{verdict.fingerprint.model_type}, {count('kernel', answers.values())}"
+    about = [verdict.fingerprint.model_type, *([count("fast path", paths)] if paths else [])]
+    about.append(count("measured kernel", answers.values()))
     if others:
-        kernels += f", {count('other finding', (finding.status for finding in others))}"
-    said = [kernels, f"level {verdict.level.name.lower()}", f"{verdict.seconds:.0f} s"]
+        about.append(count("other finding", (finding.status for finding in others)))
+    said = [", ".join(about), f"level {verdict.level.name.lower()}", f"{verdict.seconds:.0f} s"]
     close(console, status, *said, code=exit_code(status, strict=strict))
 
 
