@@ -22,6 +22,7 @@ from kernelguard.declare.modes import (
     LigerSupport,
     ModeFact,
     Mxfp4,
+    SampleMask,
 )
 from kernelguard.declare.values import (
     BindingKind,
@@ -217,6 +218,21 @@ ATTENTION = Attention(
     hub_flash=(("flash_attention_2", "org/flash-attn2"),),
 )
 FLASH = Intent(attn_implementation="flash_attention_2")
+
+
+def test_packed_samples_need_a_mask_that_was_told_of_them() -> None:
+    mask = SampleMask(path="", model_type="m", file="f.py", line=3)
+    packed = Intent(packed=True, signals=("position_ids",))
+    leak = {"attention-boundary-never-passed": Status.FAIL}
+    assert codes(mask, packed, machine()) == leak
+    assert codes(mask, replace(packed, attn_implementation="flex_attention"), machine()) == leak
+    assert codes(mask, Intent(), machine()) == {}
+    assert codes(mask, replace(packed, phase=Phase.DECODING), machine()) == {}
+    # Flash attention makes no such mask; whether the request comes from the run or from the configuration.
+    assert codes(mask, replace(packed, attn_implementation="kernels-community/vllm-flash-attn3"), machine()) == {}
+    configured = declared(mask, replace(ATTENTION, configured="flash_attention_2"))
+    found = {f.code for f in judge_modes(configured, packed, machine(flash_attn="2.8.3"))}
+    assert "attention-boundary-never-passed" not in found
 
 
 @pytest.mark.parametrize(
