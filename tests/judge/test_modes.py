@@ -13,6 +13,7 @@ from kernelguard.declare.modes import (
     AlwaysSlow,
     Attention,
     CacheSplit,
+    CarriesState,
     Experts,
     HubLayer,
     HubLayers,
@@ -472,6 +473,14 @@ def test_a_cache_in_training_costs_the_fused_kernel() -> None:
     assert codes(SPLIT, caching, machine(), paths=(path(0),)) == {}
     assert codes(SPLIT, Intent(), machine(), paths=(path(2),)) == {}
     assert codes(SPLIT, replace(caching, phase=Phase.DECODING), machine(), paths=(path(2),)) == {}
+
+
+def test_state_that_no_boundary_reaches_is_a_no_for_packed_training_alone() -> None:
+    carries = CarriesState(model_type="m", what="Loop: a state", source="read in 5.24.0")
+    packed = Intent(packed=True, signals=("position_ids", "seq_idx"))
+    assert codes(carries, packed, machine()) == {"packing-unsupported": Status.FAIL}
+    assert codes(carries, Intent(), machine()) == {}
+    assert codes(carries, replace(packed, phase=Phase.DECODING), machine()) == {}
 
 
 def test_always_slow_is_a_remark() -> None:

@@ -192,4 +192,24 @@ class SampleMask:
     line: int
 
 
-ModeFact = HubLayers | HubLoad | Attention | Experts | Mxfp4 | LigerSupport | AlwaysSlow | CacheSplit | SampleMask
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriesState:
+    """A part that carries state over a whole row and takes no sample boundaries; known from reading it."""
+
+    model_type: str
+    what: str
+    source: str
+
+
+ModeFact = (
+    HubLayers
+    | HubLoad
+    | Attention
+    | Experts
+    | Mxfp4
+    | LigerSupport
+    | AlwaysSlow
+    | CacheSplit
+    | SampleMask
+    | CarriesState
+)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -17,8 +18,8 @@ FILE = "model_notes.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlowClass:
-    """A class that runs PyTorch code step by step on every machine."""
+class NotedClass:
+    """A class of a modeling file about which something is known that nothing in its source says."""
 
     name: str
     file: str
@@ -42,7 +43,10 @@ class LigerTypes:
 class ModelNotes:
     """The whole file."""
 
-    always_slow: tuple[SlowClass, ...]
+    always_slow: tuple[NotedClass, ...]
+    """They run PyTorch code step by step on every machine."""
+    carries_state: tuple[NotedClass, ...]
+    """They carry state from one sample of a packed row into the next, and take no boundaries."""
     wrong_gradients: Mapping[str, str]
     """By hub repository: what is wrong with its backward."""
     liger: LigerTypes
@@ -59,16 +63,8 @@ def model_notes() -> ModelNotes:
         table = tomllib.loads((data.matrices() / FILE).read_text("utf-8"))
         liger = table["liger"]
         return ModelNotes(
-            always_slow=tuple(
-                SlowClass(
-                    name=row["class"],
-                    file=row["file"],
-                    transformers=SpecifierSet(row["transformers"]),
-                    what=row["what"],
-                    source=row["source"],
-                )
-                for row in table["always_slow"]
-            ),
+            always_slow=_classes(table["always_slow"]),
+            carries_state=_classes(table["carries_state"]),
             wrong_gradients={row["repository"]: row["what"] for row in table["wrong_gradient"]},
             liger=LigerTypes(
                 minimum=Version(liger["minimum"]),
@@ -78,3 +74,16 @@ def model_notes() -> ModelNotes:
         )
     except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{FILE} in matrices is not as agreed: {error!r}.") from error
+
+
+def _classes(rows: Iterable[Mapping[str, Any]]) -> tuple[NotedClass, ...]:
+    return tuple(
+        NotedClass(
+            name=row["class"],
+            file=row["file"],
+            transformers=SpecifierSet(row["transformers"]),
+            what=row["what"],
+            source=row["source"],
+        )
+        for row in rows
+    )

@@ -14,6 +14,7 @@ from kernelguard.declare.modes import (
     AlwaysSlow,
     Attention,
     CacheSplit,
+    CarriesState,
     Experts,
     HubLayers,
     HubLoad,
@@ -74,6 +75,15 @@ def _judge(fact: ModeFact, declaration: Declaration, intent: Intent, environment
             )
         case CacheSplit():
             yield from _cache_split(fact, declaration, intent)
+        case CarriesState():
+            if intent.packed and intent.phase is Phase.TRAINING:
+                yield Finding(
+                    code="packing-unsupported",
+                    status=Status.FAIL,
+                    reason=f"{fact.what}: state leaks from each packed sample into the next, whatever a batch says",
+                    fix="turn packing off for this model",
+                    evidence=(fact.source,),
+                )
         case SampleMask():
             yield from _sample_mask(fact, declaration, intent)
         case _:
