@@ -43,3 +43,10 @@ def test_no_colours_where_they_are_not_wanted(
     printed = shown(model_folder, capsys)
     assert "\x1b" not in printed
     assert "[[" in printed
+
+
+def test_an_audit_of_no_sample_is_refused_and_never_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["model.path=x", "data.path=y", "--audit-data", "0"])
+    assert ended.value.code == 2
+    assert "expected 1 or more samples" in capsys.readouterr().err

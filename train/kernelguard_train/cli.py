@@ -32,7 +32,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
-    options = parser().parse_args(arguments)
+    grammar = parser()
+    options = grammar.parse_args(arguments)
+    if options.audit_data is not None and options.audit_data < 1:
+        grammar.error(f"--audit-data {options.audit_data}: expected 1 or more samples")
     overrides = list(options.settings)
     path = Path(overrides.pop(0)) if overrides and "=" not in overrides[0] else None
     try:
@@ -43,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.print_config:
             sys.stdout.write(configfile.dump(config))
             return 0
-        if options.audit_data:
+        if options.audit_data is not None:
             return _audit(config, options.audit_data)
     except TrainError as error:
         if os.environ.get("RANK", "0") == "0":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import textwrap
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -109,6 +110,8 @@ def _typed(hint: Any, value: Any, dotted: str, problems: list[str]) -> Any:
     if not _is(value, hint):
         problems.append(f"{dotted} = {value!r}; expected {hint.__name__}")
         return value
+    if hint is float and not math.isfinite(value):
+        problems.append(f"{dotted} = {value!r}; expected a finite number")
     return hint(value)
 
 
@@ -141,23 +144,30 @@ def _contradictions(config: Config) -> Iterator[str]:
         "report.every": config.report.every,
         "optim.nonfinite_limit": config.optim.nonfinite_limit,
         "data.synthetic_samples": config.data.synthetic_samples,
+        "data.synthetic_median": config.data.synthetic_median,
+        "data.shuffle_buffer": config.data.shuffle_buffer,
         "parallel.timeout": config.parallel.timeout,
     }
     yield from (f"{name} = {value}; expected more than 0" for name, value in positive.items() if not value > 0)
     natural = {
         "model.layers": config.model.layers,
         "train.steps": config.train.steps,
+        "train.seed": config.train.seed,
         "checkpoint.every": config.checkpoint.every,
         "batch.per_step": config.batch.per_step,
         "parallel.shard": config.parallel.shard,
         "parallel.prefetch": config.parallel.prefetch,
         "optim.clip": config.optim.clip,
+        "optim.eps": config.optim.eps,
         "optim.weight_decay": config.optim.weight_decay,
         "data.retries": config.data.retries,
         "report.profile": config.report.profile,
         "data.max_length": config.data.max_length,
     }
     yield from (f"{name} = {value}; expected 0 or more" for name, value in natural.items() if not value >= 0)
+    # Outside these torch refuses the optimizer, with a traceback and only once the model is loaded.
+    if not all(0 <= beta < 1 for beta in config.optim.betas):
+        yield f"optim.betas = {list(config.optim.betas)}; expected two numbers from 0 to below 1"
     parts = {"optim.warmup": config.optim.warmup, "optim.min_lr_ratio": config.optim.min_lr_ratio}
     parts |= {"data.synthetic_trained": config.data.synthetic_trained}
     yield from (f"{name} = {value}; expected 0 to 1" for name, value in parts.items() if not 0 <= value <= 1)
