@@ -92,7 +92,10 @@ def test_another_program_is_not_given_our_files(tmp_path: Path) -> None:
     log = tmp_path / "log"
     tool = _executable(tmp_path / "remove", f'#!/bin/sh\necho "$@" >> {log}\n')
     assert isinstance(_error(tool), InputError)
-    assert "environment.py" not in log.read_text()
+    # Nor by any other command that takes one: they all find their interpreter here.
+    with pytest.raises(InputError, match="is not a Python interpreter"):
+        find_interpreter(tool, {})
+    assert ".py" not in log.read_text()
 
 
 def test_a_program_named_python_that_is_none(tmp_path: Path) -> None:

@@ -40,21 +40,23 @@ def find_interpreter(explicit: Path | None, environ: Mapping[str, str]) -> str:
         InputError: there is none, or the given path cannot be an interpreter.
     """
     if explicit is not None:
-        return _usable_path(explicit, environ)
+        found = _usable_path(explicit, environ)
+        _refuse_other_programs(found)
+        return found
     active = environ.get("VIRTUAL_ENV")
     if active:
         python = Path(active, "bin", "python")
         if not python.exists():
             raise InputError(f"VIRTUAL_ENV is {active}, but there is no {python}", hint=_HINT)
         return str(python)
-    found = shutil.which("python", path=environ.get("PATH", os.defpath))
-    if found is None:
+    on_path = shutil.which("python", path=environ.get("PATH", os.defpath))
+    if on_path is None:
         other = shutil.which("python3", path=environ.get("PATH", os.defpath))
         raise InputError(
             "no interpreter to observe: VIRTUAL_ENV is not set and there is no `python` on PATH",
             hint=_HINT if other is None else f"--python {other}, or the one that will train",
         )
-    return found
+    return on_path
 
 
 def _usable_path(path: Path, environ: Mapping[str, str]) -> str:
@@ -83,9 +85,7 @@ def observe(python: str, *, timeout: float = 60.0, gpu: bool = True) -> Environm
         InputError: `python` cannot be run, is not a Python, or one before 3.9.
         UndeterminedError: it does not answer within `timeout` seconds.
     """
-    if "py" not in Path(python).name.lower():
-        # An arbitrary program must not be given our files as arguments: /bin/rm would remove them.
-        _probe(python)
+    _refuse_other_programs(python)
     try:
         result = run_worker(python, "environment", {}, timeout=timeout)
     except OSError as error:
@@ -116,6 +116,12 @@ def _not_executable(python: str, error: OSError) -> InputError:
 
 def _too_old(python: str, version: str) -> InputError:
     return InputError(f"{python} is Python {version}; {OLDEST} or newer is needed", hint=_HINT)
+
+
+def _refuse_other_programs(python: str) -> None:
+    """An arbitrary program must not be given our files as arguments: /bin/rm would remove them."""
+    if "py" not in Path(python).name.lower():
+        _probe(python)
 
 
 def _probe(python: str) -> None:
