@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ MAX_BYTES = 10 * 1024 * 1024
 MAX_DEPTH = 64
 """Nesting beyond this is not a model configuration."""
 _CONFIG = "config.json"
+_LAYER_COUNT = re.compile(r"num_(?:hidden_|encoder_|decoder_)?layers|n_layers?|(?:encoder|decoder)_layers")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(?:@[\w./-]{1,200})?")
 
 
@@ -78,6 +81,7 @@ def parse_config(raw: object, *, source: str, folder: Path | None = None) -> Mod
         SubModel(path="", model_type=model_type, raw=raw),
         *_nested(raw, "", source=source),
     )
+    _refuse_impossible(raw, "", source=source)
     return ModelConfig(
         source=source,
         model_type=model_type,
@@ -103,6 +107,26 @@ def _nested(raw: Mapping[str, Any], prefix: str, *, source: str, depth: int = 0)
         if isinstance(model_type, str) and model_type.strip():
             yield SubModel(path=path, model_type=model_type, raw=value)
         yield from _nested(value, path, source=source, depth=depth + 1)
+
+
+def _refuse_impossible(raw: Mapping[str, Any], prefix: str, *, source: str) -> None:
+    """Raise for what no model can be built from: judged as it is, it would have no layer that needs a kernel."""
+    for key, value in raw.items():
+        if isinstance(value, dict):
+            _refuse_impossible(value, f"{prefix}{key}.", source=source)
+        elif _LAYER_COUNT.fullmatch(key) and (
+            isinstance(value, (str, float, bool)) or (isinstance(value, int) and value < 0)
+        ):
+            raise InputError(
+                f"{source}: {prefix}{key} is {shown(json.dumps(value))}, but must be a whole number from 0",
+                hint=f"write how many layers the model has, or leave {key} out",
+            )
+    listed, layers = raw.get("layer_types"), raw.get("num_hidden_layers")
+    if isinstance(listed, list) and isinstance(layers, int) and len(listed) < layers:
+        raise InputError(
+            f"{source}: {prefix}layer_types lists {len(listed)} layers, but {prefix}num_hidden_layers is {layers}",
+            hint="list a type for every layer, or leave layer_types out",
+        )
 
 
 def _remote_code(raw: Mapping[str, Any]) -> Iterator[str]:
@@ -156,8 +180,13 @@ def _load(file: Path) -> object:
         raise InputError(f"{file} cannot be read: {error.strerror}", hint=f"chmod u+r {file}") from error
     if not data.strip():
         raise InputError(f"{file} is empty", hint="fetch it again")
+    if data.startswith(codecs.BOM_UTF8):
+        raise InputError(
+            f"{file} begins with a byte order mark, with which transformers does not read it",
+            hint=f"sed -i '1s/^\\xef\\xbb\\xbf//' {shlex.quote(str(file))}",
+        )
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
             f"{file} is not text: byte 0x{data[error.start]:02x} at offset {error.start} is not UTF-8",
