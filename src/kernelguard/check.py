@@ -242,7 +242,7 @@ def _tree(request: Request, environment: Environment, environ: Mapping[str, str]
         if environment.transformers_root is None:
             raise UndeterminedError(
                 f"transformers is not installed in {environment.executable}",
-                hint=f"{environment.executable} -m pip install transformers, or name one with --python or "
+                hint=f"{shlex.quote(str(environment.executable))} -m pip install transformers, or name one with --python or "
                 "--transformers 5.24.0",
             )
         return find_tree(Path(environment.transformers_root), origin="interpreter")
@@ -316,7 +316,7 @@ def _bindings(
     if environment.torch is None:
         raise UndeterminedError(
             f"torch is not installed in {environment.executable}, so the model cannot be loaded there",
-            hint=f"{environment.executable} -m pip install torch, or name another interpreter with --python",
+            hint=f"{shlex.quote(str(environment.executable))} -m pip install torch, or another interpreter with --python",
         )
     from kernelguard.observe.bindings import observe_bindings  # noqa: PLC0415
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -314,7 +315,13 @@ def _engine(request: Request) -> Engine:
     if request.image is not None and engine.name == "torchrun":
         raise InputError("torchrun runs in the interpreter here, not in an image", hint="start it inside the image")
     if request.nodes < 1 or (request.processes is not None and request.processes < 1):
-        raise InputError("nodes and processes are counted from 1")
+        raise InputError("nodes and processes are counted from 1", hint="--nodes 1")
+    if request.max_restarts < 0:
+        raise InputError(f"--max-restarts is {request.max_restarts}, but must be 0 or more", hint="--max-restarts 0")
+    if not (math.isfinite(request.stop_within_s) and request.stop_within_s >= 0):
+        raise InputError(
+            f"--stop-within is {request.stop_within_s:g}, but must be seconds from 0", hint="--stop-within 600"
+        )
     return engine
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import Any
 
@@ -400,6 +401,23 @@ OVERRIDES: dict[str, tuple[str, Overrides, str]] = {
         "accept-unmeasured chunk_gated_delta_rule",
     ),
 }
+
+
+def test_a_fix_can_be_pasted_whatever_its_paths_hold() -> None:
+    names = {"lock": "l", "model": "my model/config.json", "python": "env/bin/python", "verdict": "v $1.json"}
+    [finding] = ask(verdict=None, names=names).refusals
+    typed = [
+        "kernelguard",
+        "verify",
+        names["model"],
+        "--python",
+        names["python"],
+        "--level",
+        "gpu",
+        "-o",
+        names["verdict"],
+    ]
+    assert shlex.split(finding.fix) == typed
 
 
 @pytest.mark.parametrize("name", OVERRIDES)

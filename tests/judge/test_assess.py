@@ -380,6 +380,23 @@ def test_a_rule_decides_for_the_fast_path_it_names() -> None:
     assert assess(evidence(fast_path(), bindings=GOOD, rules=(unrelated,)), Level.IMPORT).status is Status.PASS
 
 
+@pytest.mark.parametrize(
+    ("off", "fix"),
+    [
+        ("use_it=False", "set use_it to true in the configuration"),
+        # A default that is left out says the same: taking it out of the file changes nothing.
+        (
+            "kernel=native",
+            "set kernel in the configuration to a kernel of flash-linear-attention; native is PyTorch code",
+        ),
+    ],
+)
+def test_what_the_configuration_switches_off_is_set_and_not_removed(off: str, fix: str) -> None:
+    [answer] = assess(evidence(fast_path(disabled_by=off), bindings=GOOD), Level.IMPORT).fast_paths
+    assert answer.codes == ("switched-off",)
+    assert answer.fix == fix
+
+
 def test_status_order_and_exit_codes() -> None:
     assert worst([]) is Status.PASS
     assert worst([Status.PASS, Status.WARN]) is Status.WARN

@@ -329,6 +329,9 @@ def test_a_refusal_says_why_and_starts_nothing(made: Path, tree: Path) -> None:
         (("--image", IMAGE), "not in an image"),
         (("-o", "partition"), "no KEY=VALUE"),
         (("--nodes", "0"), "counted from 1"),
+        (("--max-restarts", "-2"), "--max-restarts is -2"),
+        (("--stop-within", "nan"), "--stop-within is nan"),
+        (("--stop-within=-5",), "--stop-within is -5"),
     ],
 )
 def test_unusable_arguments(made: Path, arguments: tuple[str, ...], words: str) -> None:

@@ -6,6 +6,7 @@ admits nothing either. Runs where the job is submitted, never inside a rank.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 
 from packaging.version import InvalidVersion, Version
@@ -316,7 +317,8 @@ def _of_image(q: Question) -> Iterator[Finding]:
 
 
 def _name(q: Question, what: str) -> str:
-    return q.names.get(what, what.upper())
+    """As it is typed in a shell."""
+    return shlex.quote(q.names.get(what, what.upper()))
 
 
 def _verify(q: Question) -> str:

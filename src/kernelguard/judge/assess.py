@@ -184,12 +184,18 @@ def _softened(path: FastPath, finding: Finding) -> Finding:
 
 
 def _switched_off(path: FastPath) -> Finding:
+    name, _, value = path.disabled_by.partition("=")
+    # Taking it out is no fix: it may well be the default.
+    fix = f"set {name} to true in the configuration"
+    if value != "False":
+        fix = f"set {name} in the configuration to a kernel of {path.distribution}; {value} is PyTorch code"
     return Finding(
         code="switched-off",
         status=Status.FAIL,
         fast_path=path.symbol,
-        reason=f"the configuration says {path.disabled_by}, so the model runs {path.fallback} whatever is installed",
-        fix=f"remove {path.disabled_by} from the configuration",
+        reason=f"the configuration, or its default, says {path.disabled_by}, so the model runs {path.fallback} "
+        "whatever is installed",
+        fix=fix if value else f"remove {path.disabled_by} from the configuration",
         evidence=(declared_at(path),),
     )
 

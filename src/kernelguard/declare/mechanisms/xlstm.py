@@ -51,7 +51,7 @@ def find(module: ParsedModule, context: Context) -> Iterable[FastPath]:
                         owner=owners[0] if owners else _subclass(statement, local),
                     ),
                     layers=None,
-                    fallback="the PyTorch classes of the same file",
+                    fallback="native PyTorch kernels",
                     notices=(SILENT,),
                     availability_check=helper.name,
                     availability_needs_gpu=helper.needs_gpu,
