@@ -242,7 +242,7 @@ def _tree(request: Request, environment: Environment, environ: Mapping[str, str]
         if environment.transformers_root is None:
             raise UndeterminedError(
                 f"transformers is not installed in {environment.executable}",
-                hint=f"{shlex.quote(str(environment.executable))} -m pip install transformers, or name one with --python or "
+                hint=f"{_typed(environment)} -m pip install transformers, or name one with --python or "
                 "--transformers 5.24.0",
             )
         return find_tree(Path(environment.transformers_root), origin="interpreter")
@@ -259,6 +259,11 @@ def transformers_tree(wanted: str | None, environ: Mapping[str, str]) -> Transfo
         UndeterminedError: none was named, and the interpreter has none.
     """
     return _own_tree(environ, time.monotonic() + 60.0) if wanted is None else _named_tree(wanted, environ)
+
+
+def _typed(environment: Environment) -> str:
+    """The interpreter, as it is typed in a shell."""
+    return shlex.quote(str(environment.executable))
 
 
 def _named_tree(wanted: str, environ: Mapping[str, str]) -> TransformersTree:
@@ -316,7 +321,7 @@ def _bindings(
     if environment.torch is None:
         raise UndeterminedError(
             f"torch is not installed in {environment.executable}, so the model cannot be loaded there",
-            hint=f"{shlex.quote(str(environment.executable))} -m pip install torch, or another interpreter with --python",
+            hint=f"{_typed(environment)} -m pip install torch, or name another interpreter with --python",
         )
     from kernelguard.observe.bindings import observe_bindings  # noqa: PLC0415
 
