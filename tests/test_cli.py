@@ -6,6 +6,8 @@ import json
 import os
 import re
 import stat
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -180,6 +182,26 @@ def test_wrong_usage() -> None:
         command = Command(*arguments)
         assert command.code == 2
         assert "Traceback" not in command.err
+
+
+def test_it_is_a_module_too() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kernelguard", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == Command("--version").out
+
+
+@pytest.mark.parametrize("arguments", [("matrix", "show", "rules"), ("matrix", "list"), ("--help",)])
+def test_a_reader_that_goes_away_gets_no_answer(arguments: tuple[str, ...]) -> None:
+    """Neither "the claims hold" nor "a definite no": nobody has read what holds."""
+    argv = [str(Path(sys.executable).with_name("kernelguard")), *arguments]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    said = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(), said) == (141, "")
 
 
 def test_json_is_as_its_schema_says(tree: Path) -> None:

@@ -187,6 +187,19 @@ def test_the_wrapper_says_how_it_is_used(tmp_path: Path) -> None:
     assert (gone.returncode, gone.stderr) == (2, "kernelguard: there is no script gone.py\n")
 
 
+def test_a_script_knows_where_it_lies(tmp_path: Path) -> None:
+    """Also after it went elsewhere: `__file__` is absolute, as Python makes it."""
+    (tmp_path / "train.py").write_text("import os, sys\nos.chdir('/')\nprint(__file__, sys.path[0], sys.argv[1:])\n")
+    become = "import sys; from kernelguard.guard.__main__ import _become; _become(sys.argv[1:])"
+    behind, plain = (
+        subprocess.run(
+            [sys.executable, *first, "train.py", "a b"], capture_output=True, text=True, check=True, cwd=tmp_path
+        ).stdout
+        for first in (["-c", become], [])
+    )
+    assert behind == plain == f"{tmp_path}/train.py {tmp_path} ['a b']\n"
+
+
 # What of the guard's own folder runs in kernelguard's interpreter, where jobs are admitted.
 OUTSIDE = {"admission.py", "question.py"}
 INSIDE = [file for file in sorted(FOLDER.glob("*.py")) if file.name not in OUTSIDE]

@@ -14,6 +14,7 @@ from timelines import ELEMENTWISE, GEMM, NCCL, Timeline
 
 import observed
 from command import ROOT
+from kernelguard.errors import InputError
 from kernelguard.trace.bound import Cause
 from kernelguard.trace.intervals import Bins, Cover, gaps, union
 from kernelguard.trace.parts import Parts, peak_of
@@ -322,6 +323,21 @@ def test_the_profilers_own_work_is_told_apart(tmp_path: Path) -> None:
     assert not any("profiler's own" in note for note in line.understood(tmp_path).notes)
     line.add("overhead", "Activity Buffer Request", 500, 4000)
     assert any(note.startswith("the profiler's own work took 4.0 ms") for note in line.understood(tmp_path).notes)
+
+
+@pytest.mark.parametrize("broken", [{"dur": -5.0}, {"ts": "nan"}, {"ts": float("inf")}, {"ts": None}])
+def test_events_without_a_usable_time_are_left_out_and_counted(broken: dict[str, Any], tmp_path: Path) -> None:
+    line = Timeline()
+    busy_step(line, GEMM)
+    before = line.understood(tmp_path)
+    last = line.events[-1]
+    line.events.append(last | broken)
+    found = line.understood(tmp_path)
+    assert (found.busy, found.launches, found.bound.cause) == (before.busy, before.launches, before.bound.cause)
+    assert "1 events have no usable time and were left out" in found.notes
+    line.events[:] = [event | (broken if event["cat"] == "kernel" else {}) for event in line.events]
+    with pytest.raises(InputError, match="the time of all 11 is no number"):
+        line.understood(tmp_path)
 
 
 def test_the_names_of_old_writers_are_known(tmp_path: Path) -> None:

@@ -24,6 +24,10 @@ from kernelguard.errors import KernelguardError
 __all__ = ["app", "checks", "images", "launches", "locks", "looks", "main", "matrix", "pages", "proofs", "run"]
 
 
+READER_GONE = 128 + 13
+"""As a shell says it of a program that SIGPIPE ends: the answer was not read to its end, so no answer is given."""
+
+
 def _version(value: bool) -> None:
     if value:
         typer.echo(f"kernelguard {__version__}")
@@ -77,10 +81,11 @@ def run(arguments: list[str] | None = None) -> int:
         if error.hint:
             typer.echo(f"  fix: {error.hint}", err=True)
         return error.exit_code
-    except BrokenPipeError:
-        # The reader went away (`| head`); Python would complain again when it flushes stdout at exit.
+    except (BrokenPipeError, SystemExit):
+        # The reader went away (`| head`), which click and rich turn into an exit with 1: that would be an answer.
+        # Python would complain again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return READER_GONE
     except Exception:  # noqa: BLE001 - the outermost handler: whatever gets here is a bug, and says so
         traceback.print_exc()
         typer.echo(

@@ -57,7 +57,8 @@ def _become(rest: list[str]) -> None:
     # `python -m kernelguard.guard` has put the working folder first; `python SCRIPT` has the script's.
     if not getattr(sys.flags, "safe_path", 0):
         sys.path[0] = os.path.dirname(os.path.abspath(rest[0]))  # noqa: PTH100, PTH120
-    runpy.run_path(rest[0], run_name="__main__")
+    # Absolute, as Python makes `__file__`: a script may change its folder and look for a file beside itself.
+    runpy.run_path(os.path.abspath(rest[0]), run_name="__main__")  # noqa: PTH100
 
 
 if __name__ == "__main__":

@@ -263,6 +263,8 @@ def _notes(recording: Recording, host: HostFacts, device: DeviceFacts, marks: Se
         notes.append("no input shapes: record_shapes=True lets the roofline be drawn")
     if recording.unreadable:
         notes.append(f"{recording.unreadable} events are no JSON and were left out")
+    if recording.untimed:
+        notes.append(f"{recording.untimed} events have no usable time and were left out")
     if host.module_loads:
         notes.append(f"{host.module_loads} GPU modules were loaded: kernels were compiled or used for the first time")
     return notes

@@ -99,6 +99,8 @@ class Recording:
     """What stands beside the events: device properties, distributed info."""
     events: int
     unreadable: int
+    untimed: int
+    """Those whose time is no number, or that last less than nothing: left out."""
     python_frames: int
     """Python stack frames, which are counted and passed over."""
     json_bytes: int
@@ -152,7 +154,7 @@ def record_events(events: Iterator[Any], source: str) -> Recording:
 def _fill(events: Any, source: str) -> Recording:
     names, lanes = _Table(), _Table()
     host, device = Rows(), Rows()
-    frames, base = 0, None
+    frames, untimed, lost, base = 0, 0, 0, None
     for event in events:
         if event.get("ph") != "X":
             continue
@@ -161,14 +163,18 @@ def _fill(events: Any, source: str) -> Recording:
         if kind is None:
             frames += category == "python_function"
             continue
-        start, duration = _number(event.get("ts")), _number(event.get("dur"))
+        start, duration = _time(event.get("ts")), _time(event.get("dur", 0.0))
+        if start is None or duration is None or duration < 0.0:
+            untimed += 1
+            lost += kind in DEVICE_KINDS
+            continue
         base = start if base is None else base
         arguments = event.get("args")
         if not isinstance(arguments, dict):
             arguments = {}
         rows = device if kind in DEVICE_KINDS else host
         rows.start.append(start - base)
-        rows.duration.append(max(0.0, duration))
+        rows.duration.append(duration)
         rows.kind.append(kind)
         name = str(event.get("name", ""))
         rows.name.append(names.number(name))
@@ -187,6 +193,11 @@ def _fill(events: Any, source: str) -> Recording:
                 f"{source} has more than {LARGEST_ROWS // 1_000_000} million timed events",
                 hint="record fewer steps: torch.profiler.schedule(wait=5, warmup=1, active=2, repeat=1)",
             )
+    if lost and not len(device):
+        raise InputError(
+            f"{source}: no GPU event is left: the time of all {lost} is no number, or they last less than nothing",
+            hint=HINT,
+        )
     return Recording(
         source=source,
         names=names.values,
@@ -196,9 +207,20 @@ def _fill(events: Any, source: str) -> Recording:
         header={},
         events=len(host) + len(device),
         unreadable=0,
+        untimed=untimed,
         python_frames=frames,
         json_bytes=0,
     )
+
+
+def _time(value: Any) -> float | None:
+    """Microseconds of an event, None where there is no finite number; older writers put some into quotes."""
+    if type(value) is not float:
+        try:
+            value = float(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else None
+        except (ValueError, OverflowError):
+            value = None
+    return value if value is not None and -1e300 < value < 1e300 else None
 
 
 def _number(value: Any) -> float:
