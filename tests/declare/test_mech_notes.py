@@ -51,7 +51,7 @@ def test_a_class_that_carries_state_takes_no_boundaries(version: str, noted: Not
 
 def test_a_model_reaches_the_class_that_carries_its_state() -> None:
     tree = find_tree(transformers_base("5.24.0").site / "transformers")
-    for name in ("minimax", "recurrent_gemma", "zaya", "rwkv"):
+    for name in ("minimax", "recurrent_gemma", "zaya", "rwkv", "deepseek_v4"):
         found = declare(parse_config({"model_type": name}, source="test"), tree).modes
         assert [f.model_type for f in found if isinstance(f, CarriesState)] == [name]
     llama = declare(parse_config({"model_type": "llama"}, source="test"), tree).modes

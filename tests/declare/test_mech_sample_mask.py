@@ -41,6 +41,8 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2},
     "llama": _SMALL | {"intermediate_size": 32},
     "mixtral": _SMALL | _EXPERTS | {"num_local_experts": 4},
+    "openai-gpt": {"n_embd": 32, "n_layer": 2, "n_head": 2},
+    "roformer": _SMALL | {"intermediate_size": 32, "embedding_size": 32, "is_decoder": True},
     "gemma3_text": _SMALL | {"num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 32},
 }
 
@@ -69,8 +71,15 @@ def test_each_release_is_read_by_itself(version: str, blind: bool) -> None:
     assert bool(_blind(version, model_type="falcon")) is blind
 
 
-def test_a_mask_that_is_made_under_another_name_is_left_open() -> None:
+def test_a_mask_that_is_made_under_another_name_is_read_where_it_is_called() -> None:
     assert not _blind("5.24.0", model_type="blt")
+    assert [f.is_library_mask for f in _blind("5.24.0", model_type="roformer")] == [True]
+
+
+def test_a_model_that_asks_for_no_mask_is_not_understood() -> None:
+    assert [f.is_library_mask for f in _blind("5.24.0", model_type="openai-gpt")] == [False]
+    # Nothing attends there.
+    assert not _blind("5.24.0", model_type="mamba2")
 
 
 def test_a_composite_is_read_by_its_text_part() -> None:

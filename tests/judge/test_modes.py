@@ -227,6 +227,8 @@ def test_packed_samples_need_a_mask_that_was_told_of_them() -> None:
     leak = {"attention-boundary-never-passed": Status.FAIL}
     assert codes(mask, packed, machine()) == leak
     assert codes(mask, replace(packed, attn_implementation="flex_attention"), machine()) == leak
+    own = replace(mask, is_library_mask=False)
+    assert codes(own, packed, machine()) == {"attention-mask-not-read": Status.UNKNOWN}
     assert codes(mask, Intent(), machine()) == {}
     assert codes(mask, replace(packed, phase=Phase.DECODING), machine()) == {}
     # Flash attention makes no such mask; whether the request comes from the run or from the configuration.

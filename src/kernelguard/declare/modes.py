@@ -190,6 +190,8 @@ class SampleMask:
     model_type: str
     file: str
     line: int
+    is_library_mask: bool = True
+    """False: it asks transformers for none; how it makes its own, or that it makes none, was not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,6 +99,16 @@ def _sample_mask(fact: SampleMask, declaration: Declaration, intent: Intent) -> 
     name = next((n for n in said if n), "")
     if "flash" in name or "varlen" in name:
         return
+    if not fact.is_library_mask:
+        yield Finding(
+            code="attention-mask-not-read",
+            status=Status.UNKNOWN,
+            reason=f"{fact.model_type} makes its attention mask itself ({fact.file}): whether packed samples stay "
+            "apart in it was not read",
+            fix="turn packing off for this model, or measure it: kernelguard verify --packed",
+            evidence=(f"{fact.file}:{fact.line}",),
+        )
+        return
     yield Finding(
         code="attention-boundary-never-passed",
         status=Status.FAIL,

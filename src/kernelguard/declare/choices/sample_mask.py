@@ -21,14 +21,27 @@ _TEXT = frozenset({"", "text_config", "llm_config", "language_config", "decoder"
 
 
 def modes(reading: Reading) -> Iterable[SampleMask]:
-    """One value for each text part that asks for a causal mask, and never with the position ids."""
-    for part in reading.parts:
-        if part.sub.path.rsplit(".", 1)[-1] not in _TEXT:
-            continue
+    """One value for each text part that asks for a causal mask and never with the position ids, or asks for none."""
+    texts = [part for part in reading.parts if part.sub.path.rsplit(".", 1)[-1] in _TEXT]
+    for part in texts:
         calls = list(_calls(reading, part))
+        made = bool(calls)
+        # What the top of a composite attends with by itself looks at images.
+        if not made and (part.sub.path or len(reading.parts) == 1):
+            calls = [(file, line, False) for file, line in _attention(reading, part)]
         if calls and not any(told for _, _, told in calls):
             file, line, _ = calls[0]
-            yield SampleMask(path=part.sub.path, model_type=part.sub.model_type, file=file, line=line)
+            sub = part.sub
+            yield SampleMask(path=sub.path, model_type=sub.model_type, file=file, line=line, is_library_mask=made)
+
+
+def _attention(reading: Reading, part: Part) -> Iterator[tuple[str, int]]:
+    """The classes that attend in a part that never asks for a mask: it makes one of its own, if any."""
+    for module, reached in reading.modules(part):
+        for name in sorted(reached):
+            node = module.definitions.get(name)
+            if isinstance(node, ast.ClassDef) and name.endswith("Attention"):
+                yield module.file, node.lineno
 
 
 def _calls(reading: Reading, part: Part) -> Iterator[tuple[str, int, bool]]:
@@ -48,11 +61,28 @@ def _calls_in(function: ast.FunctionDef) -> Iterator[tuple[int, bool]]:
     direct = [node for node in walk(function) if isinstance(node, ast.Call) and _maker(node.func)]
     for call in direct:
         yield call.lineno, _told(call, function)
-    # `make = create_causal_mask if ... else ...`: called by another name, with who knows what.
     named = {id(call.func) for call in direct}
-    for node in walk(function):
-        if isinstance(node, ast.Name) and _maker(node) and id(node) not in named:
-            yield node.lineno, True
+    others = [n for n in walk(function) if isinstance(n, ast.Name) and _maker(n) and id(n) not in named]
+    if not others:
+        return
+    # `make = create_causal_mask if ... else ...`: called by another name.
+    chosen = {
+        target.id
+        for node in walk(function)
+        if isinstance(node, ast.Assign) and any(_maker(n) for n in walk(node.value) if isinstance(n, ast.Name))
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    calls = [
+        node
+        for node in walk(function)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in chosen
+    ]
+    for call in calls:
+        yield call.lineno, _told(call, function)
+    if not calls:
+        # Handed on, to who knows what.
+        yield others[0].lineno, True
 
 
 def _maker(node: ast.expr) -> bool:
