@@ -81,7 +81,9 @@ def run(arguments: list[str] | None = None) -> int:
         if error.hint:
             typer.echo(f"  fix: {error.hint}", err=True)
         return error.exit_code
-    except (BrokenPipeError, SystemExit):
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise  # typer's own, after it has installed the completion
         # The reader went away (`| head`), which click and rich turn into an exit with 1: that would be an answer.
         # Python would complain again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
