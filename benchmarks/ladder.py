@@ -123,10 +123,12 @@ def rungs(*, packs: int, qla: bool) -> list[Rung]:
     made.append(Rung(name="TRL", adds=trl, kind="beside", settings={}, script="beside_trl.py",
                      loop=("--layers", "8", "--steps", "5", "--warmup", "3"),
                      environment=(("FLA_FLASH_QLA", "0"),)))  # fmt: skip
-    narrow = settings | {"model.fp8": True}
+    # Half of the packs, so that the whole table fits into one call: the update's share is twice the last rung's.
+    half = settings | {"batch.per_step": max(1, packs // 2)}
+    narrow = half | {"model.fp8": True}
     made.append(Rung(name="float8", adds="forward and input-gradient products in float8", kind="float8",
                      settings=narrow, environment=environment, steps=4))  # fmt: skip
-    masked = settings | {"data.synthetic_trained": 0.6}
+    masked = half | {"data.synthetic_trained": 0.6}
     made.append(Rung(name="masked prompts", adds="60 % of the tokens trained, as in chat data", kind="masked",
                      settings=masked, environment=environment, steps=4))  # fmt: skip
     for model in SHAPES:
@@ -182,7 +184,8 @@ class Runner:
         command = [sys.executable, str(HERE / "rung.py"), str(folder / "go"), str(folder / "rung.json")]
         if rung.loop:
             extra = ["--profile", str(folder / "profile.json")] if rung.profile else []
-            return [*command, "--loop", rung.script, "--", *rung.loop, *extra], environment
+            tuned = ["--reuse"] if site and not self.options.tiny else []
+            return [*command, "--loop", rung.script, *tuned, "--", *rung.loop, *extra], environment
         settings: dict[str, Any] = {
             "data.synthetic_samples": 40_000, "train.steps": rung.steps, "train.output": str(folder), "data.workers": 0
         } | rung.settings  # fmt: skip

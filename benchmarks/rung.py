@@ -75,12 +75,12 @@ def main() -> int:
     turn = time.time()
     # While another rung computes, imports are slower than they would be alone, so this errs on the long side.
     found: dict[str, Any] = {"imports_s": ready - BEGUN}
+    if "--reuse" in sys.argv[3 : sys.argv.index("--")]:
+        run_path(str(Path(__file__).with_name("warm.py")))["reuse"]()
     if loop:
         run_path(str(Path(__file__).with_name(sys.argv[4])))["main"](arguments, out.with_suffix(".loop.json"))
         code = 0
     else:
-        if "--reuse" in sys.argv[3:5]:
-            run_path(str(Path(__file__).with_name("warm.py")))["reuse"]()
         counts = watch()
         from kernelguard_train.cli import main as train
         from kernelguard_train.report import Report

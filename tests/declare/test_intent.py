@@ -102,7 +102,7 @@ def test_an_intent_file_says_everything(tmp_path: Path, name: str) -> None:
     said: dict[str, Any] = {
         "schema": 1, "phase": "decoding", "dtype": "float16", "packed": True, "signals": ["seq_idx", "position_ids"],
         "attn_implementation": "flash_attention_2", "experts_implementation": "grouped_mm", "use_kernels": True,
-        "liger": True, "compile": True, "use_cache": True, "trust_remote_code": True,
+        "liger": True, "compile": True, "use_cache": True, "grouped_heads": True, "trust_remote_code": True,
     }  # fmt: skip
     toml = "\n".join(f"{key} = {json.dumps(value)}" for key, value in said.items())
     intent = resolve_intent({}, write(tmp_path / name, said if name.endswith("json") else toml))
@@ -306,7 +306,7 @@ def test_what_is_no_training_configuration(tmp_path: Path, document: dict[str, A
             {
                 "phase": "training", "dtype": "bfloat16", "attn_implementation": "varlen", "packed": True,
                 "signals": SIGNALS, "liger": False, "compile": True, "use_cache": False,
-                "trust_remote_code": False,
+                "grouped_heads": True, "trust_remote_code": False,
             },
         ),
     ],
@@ -325,6 +325,28 @@ def test_real_configurations(name: str, kind: str, said: dict[str, Any]) -> None
 @pytest.mark.parametrize("path", sorted((ROOT / "train" / "examples").glob("*.toml")), ids=lambda path: path.name)
 def test_the_bundled_examples_are_recognised(path: Path) -> None:
     assert read_training_config(path, {}).kind == "kernelguard_train configuration"
+
+
+@pytest.mark.parametrize(
+    ("batch", "train", "attention"),
+    [({}, {}, "varlen"), ({"mode": "padded"}, {}, "sdpa"), ({}, {"device": "cpu"}, "sdpa")],
+)
+def test_the_bundled_trainers_own_choice_of_attention_is_known(
+    batch: dict[str, Any], train: dict[str, Any], attention: str, tmp_path: Path
+) -> None:
+    intent = read(tmp_path, {"model": {"path": "org/model"}, "batch": {"tokens": 8192, **batch}, "train": train})
+    assert intent.attn_implementation == attention
+
+
+@pytest.mark.parametrize(
+    ("model", "batch"),
+    [({"fused": "off"}, {}), ({"kernels": "reference"}, {}), ({"fused": "on"}, {"mode": "padded"})],
+)
+def test_only_the_bundled_trainers_fused_layers_keep_their_key_heads(
+    model: dict[str, Any], batch: dict[str, Any], tmp_path: Path
+) -> None:
+    model, batch = {"path": "org/model", **model}, {"tokens": 8192, **batch}
+    assert not read(tmp_path, {"model": model, "batch": batch, "data": {"path": "synthetic"}}).grouped_heads
 
 
 def test_trainer_arguments_say_nothing_about_packing(tmp_path: Path) -> None:

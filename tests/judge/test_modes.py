@@ -273,6 +273,8 @@ def test_the_fix_names_what_the_class_does_support() -> None:
         ("org/kernel", {}, {"attention-hub-unusable": Status.FAIL}),
         ("org/flash-kernel", {"flash": False}, {"attention-unsupported": Status.FAIL}),
         ("something", {}, {"attention-not-known": Status.UNKNOWN}),
+        ("varlen", {}, {}),
+        ("varlen", {"sdpa": False}, {"attention-unsupported": Status.FAIL}),
         (
             "flash_attention_2",
             {"compatible": ("org/flash3", "flash_attention_4")},
@@ -286,6 +288,14 @@ def test_attention_on_request(asked: str, changes: dict[str, Any], expected: dic
     assert codes(fact, Intent(attn_implementation=asked), machine()) == expected
     # The configuration can ask as well.
     assert codes(replace(fact, configured=asked), Intent(), machine()) == expected
+
+
+def test_torchs_own_varlen_attention_needs_a_torch_that_has_it() -> None:
+    asked = Intent(attn_implementation="varlen")
+    assert codes(ATTENTION, asked, replace(machine(), torch=Version("2.10.0"))) == {}
+    old = replace(machine(), torch=Version("2.9.1"))
+    assert codes(ATTENTION, asked, old) == {"attention-unsupported": Status.FAIL}
+    assert "pip install 'torch>=2.10'" in reasons(ATTENTION, asked, old)
 
 
 def test_flash_attention_by_what_is_installed() -> None:

@@ -49,6 +49,9 @@ def test_the_27b_is_probed_at_its_own_shapes() -> None:
     assert set(found) == {"chunk_gated_delta_rule", "causal_conv1d_fn", "scaled_dot_product_attention"}
     delta = found["chunk_gated_delta_rule"]
     assert delta.cases[0].shape == {"k_heads": 48, "v_heads": 48, "k_dim": 128, "v_dim": 128}
+    grouped = by_symbol(plan(declaration, replace(PACKED, grouped_heads=True)))["chunk_gated_delta_rule"]
+    assert {case.shape["k_heads"] for case in grouped.cases} == {16}
+    assert {case.shape["v_heads"] for case in grouped.cases} == {48}
     assert found["causal_conv1d_fn"].cases[0].shape == {
         "channels": 2 * 16 * 128 + 48 * 128,
         "width": 4,

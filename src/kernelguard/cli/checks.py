@@ -49,7 +49,10 @@ def check(
     ] = None,
     intent: Annotated[Path | None, typer.Option(help="A TOML or JSON file that says what the run will do.")] = None,
     train_config: Annotated[
-        Path | None, typer.Option(help="Read the intent from Trainer arguments, a TRL or an axolotl configuration.")
+        Path | None,
+        typer.Option(
+            help="Read the intent from Trainer arguments or a configuration of TRL, axolotl or kernelguard_train."
+        ),
     ] = None,
     level: Annotated[
         LevelName | None,

@@ -32,7 +32,10 @@ def lock(
     ] = None,
     intent: Annotated[Path | None, typer.Option(help="A TOML or JSON file that says what the run will do.")] = None,
     train_config: Annotated[
-        Path | None, typer.Option(help="Read the intent from Trainer arguments, a TRL or an axolotl configuration.")
+        Path | None,
+        typer.Option(
+            help="Read the intent from Trainer arguments or a configuration of TRL, axolotl or kernelguard_train."
+        ),
     ] = None,
     index: Annotated[list[str] | None, typer.Option(help="A further package index, by URL.")] = None,
     find_links: Annotated[list[Path] | None, typer.Option(help="A folder with wheels.")] = None,

@@ -37,7 +37,10 @@ def verify(
     ] = None,
     intent: Annotated[Path | None, typer.Option(help="A TOML or JSON file that says what the run will do.")] = None,
     train_config: Annotated[
-        Path | None, typer.Option(help="Read the intent from Trainer arguments, a TRL or an axolotl configuration.")
+        Path | None,
+        typer.Option(
+            help="Read the intent from Trainer arguments or a configuration of TRL, axolotl or kernelguard_train."
+        ),
     ] = None,
     level: Annotated[LevelName, typer.Option(help="How far to go.")] = LevelName.GPU,
     length: Annotated[int, typer.Option(help="The training length in tokens.", min=1)] = 4096,

@@ -251,6 +251,8 @@ class Intent:
     liger: bool = False
     compile: bool = False
     use_cache: bool = False
+    grouped_heads: bool = False
+    """A gated delta rule gets fewer key heads than value heads as they are; transformers' own layers repeat them."""
     trust_remote_code: bool = False
     """Code that the checkpoint brings along is run instead of transformers' own."""
     assumed: tuple[str, ...] = ()

@@ -20,6 +20,7 @@ _FLASH = {
     "flash_attention_4": ("flash-attn-4", "flash_attn.cute"),
 }
 """Distribution and module that transformers looks for."""
+_VARLEN_SINCE = Version("2.10")
 _BY_VERSION = Version("5.13")
 """From here on transformers asks for an attention kernel by version (integrations/hub_kernels.py); before, for main."""
 
@@ -75,6 +76,8 @@ def _part(fact: Attention, asked: str | None, here: _Here) -> Iterator[Finding]:
             return
         refused = tuple(_unsupported(fact, name, asked, supported=fact.flash))
         yield from refused or _named(fact, asked, here)
+    elif asked == "varlen":
+        yield from _varlen(fact, name, here)
     elif "/" in asked:
         refused = tuple(_unsupported(fact, name, asked, supported=fact.flash)) if "flash" in asked else ()
         yield from refused or _named(fact, asked, here)
@@ -85,6 +88,21 @@ def _part(fact: Attention, asked: str | None, here: _Here) -> Iterator[Finding]:
             reason=f"the attention implementation {asked} is none of transformers' own; what it runs is not known",
             fix="attn_implementation=sdpa, or check that one yourself",
         )
+
+
+def _varlen(fact: Attention, name: str, here: _Here) -> Iterator[Finding]:
+    """What kernelguard_train registers with transformers under this name: `varlen_attn` of torch itself."""
+    torch = here.environment.torch
+    if torch is not None and torch < _VARLEN_SINCE:
+        yield Finding(
+            code="attention-unsupported",
+            status=Status.FAIL,
+            reason=f"varlen is torch's varlen_attn, and torch {torch} has none",
+            fix=f"pip install 'torch>={_VARLEN_SINCE}'",
+        )
+        return
+    # Like sdpa it is called through transformers' table of attention functions.
+    yield from _unsupported(fact, name, "varlen", supported=fact.sdpa)
 
 
 def _default(fact: Attention, name: str) -> Iterator[Finding]:

@@ -92,6 +92,8 @@ def _of_path(path: FastPath, raw: Mapping[str, Any], intent: Intent, length: int
     kernel = _KERNELS.get((path.package, path.symbol))
     if kernel is None:
         return base
+    if kernel.op == "gated_delta_rule" and intent.grouped_heads:
+        kernel = replace(kernel, shape=_grouped_delta)
     return _filled(base, kernel, raw, intent, length)
 
 
@@ -252,6 +254,11 @@ def _delta(raw: Mapping[str, Any]) -> Shape:
         "k_dim": _need(raw, "linear_key_head_dim"),
         "v_dim": _need(raw, "linear_value_head_dim"),
     }
+
+
+def _grouped_delta(raw: Mapping[str, Any]) -> Shape:
+    """As the bundled trainer's fused layers call it: each key head serves several value heads."""
+    return {**_delta(raw), "k_heads": _need(raw, "linear_num_key_heads")}
 
 
 def _kda(raw: Mapping[str, Any]) -> Shape:

@@ -28,16 +28,22 @@ def read(keys: Keys, versions: Mapping[str, Version]) -> tuple[dict[str, Any], s
     batch = Keys(keys.table("batch"), words=False, prefix="batch.")
     packed = (batch.choice("mode", ("packed", "padded", "sorted")) or "packed") == "packed"
     attention = model.text("attention")
+    on_gpu = Keys(keys.table("train"), words=False, prefix="train.").text("device") != "cpu"
+    chosen = "varlen" if packed and on_gpu else "sdpa"  # kernelguard_train/model.py, choose_attention
     liger = model.choice("liger", ("auto", "on", "off"))
+    fused = model.choice("fused", ("auto", "on", "off")) or "auto"
+    kernels = model.choice("kernels", ("auto", "fused", "reference")) or "auto"
     said: dict[str, Any] = {
         "phase": Phase.TRAINING,
         "dtype": model.dtype("compute_dtype") or "bfloat16",
         "packed": packed,
         "signals": _SIGNALS if packed else None,
-        "attn_implementation": None if attention == "auto" else attention,
+        "attn_implementation": chosen if attention in {None, "auto"} else attention,
         "liger": None if liger in {None, "auto"} else liger == "on",
         "compile": bool(model.document.get("compile")),
         "use_cache": False,
+        # kernelguard_train/gated_delta.py: the fused layer takes packed batches only, and does not repeat heads.
+        "grouped_heads": packed and on_gpu and fused != "off" and kernels != "reference",
         "trust_remote_code": False,  # kernelguard_train builds transformers' own classes only
     }
     keys.problems += model.problems + batch.problems

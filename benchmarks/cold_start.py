@@ -1,0 +1,119 @@
+"""How long does a training take from the start of its process to the end of step 1, and what does a cache change?
+
+    python benchmarks/cold_start.py --json OUT [--ways empty,verified,image] [--cache DIR] [--limit 330] [SETTING...]
+
+Three starts of the same command, four layers of the published 27B (tuning does not depend on how many there are), 4096
+tokens to a pack: with nothing compiled; with the folder that `kernelguard verify --warm-cache DIR` left for that
+configuration and length; and with that folder as an image's layer brings it, packed and unpacked elsewhere, read-only
+and owned by root. `verify` is run with `--train-config` of the same file and `--length 4096`, so it measures the calls
+that this training makes. Triton's cache alone is warm: what torch.compile makes is made anew each time.
+One JSON file; a start that is not at its end within the limit says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+SLICE = ROOT / "train/examples/qwen3.5-27b-slice.toml"
+SETTINGS = ("model.layers=4", "batch.tokens=4096", "train.steps=4", "data.synthetic_samples=4000")
+WAYS = ("empty", "verified", "image")
+
+
+def start(way: str, cache: Path, work: Path, settings: list[str], limit: float) -> dict[str, Any]:
+    """One start: seconds to the end of step 1, the step after it, and what was tuned when."""
+    folder = work / way
+    folder.mkdir()
+    (folder / "go").touch()
+    environment = {
+        **os.environ, "TRITON_CACHE_DIR": str(cache), "TRITON_CACHE_AUTOTUNING": "1", "FLA_CACHE_RESULTS": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": os.pathsep.join([*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(ROOT / "train")]),
+    }  # fmt: skip
+    command = [sys.executable, str(HERE / "rung.py"), str(folder / "go"), str(folder / "rung.json"), "--",
+               str(SLICE), *SETTINGS, *settings, f"train.output={folder}"]  # fmt: skip
+    begun = time.monotonic()
+    found: dict[str, Any] = {"way": way}
+    with (folder / "log.txt").open("w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=ROOT)
+        try:
+            code: int | None = process.wait(timeout=limit)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            code = None
+    steps = folder / "steps.jsonl"
+    lines = [json.loads(line) for line in steps.read_text().splitlines()] if steps.exists() else []
+    found |= {"exit_code": code, "seconds": round(time.monotonic() - begun, 1), "steps": len(lines)}
+    found["step_times_s"] = [line["step_s"] for line in lines]
+    if code is None:
+        found["problem"] = f"not at its end after {limit:.0f} s"
+    elif code:
+        found["problem"] = (folder / "log.txt").read_text()[-1500:]
+    else:
+        seen = json.loads((folder / "rung.json").read_text())
+        names = ("start_to_first_step_s", "imports_s", "tunings", "tunings_after_step_1", "recompiles_after_step_1")
+        found |= {name: seen[name] for name in names}
+        found["tuned_late"] = seen["tuned_late"]
+    found["notes"] = [
+        line for line in (folder / "log.txt").read_text().splitlines() if "kernel:" in line or "fused:" in line
+    ]
+    return found
+
+
+def as_image_layer(cache: Path, work: Path) -> Path:
+    """The folder as a layer of an image holds it: through a tar, elsewhere, and not to be written to."""
+    archive, target = work / "layer.tar", work / "layer"
+    with tarfile.open(archive, "w") as tar:
+        tar.add(cache, arcname="cache")
+    with tarfile.open(archive) as tar:
+        tar.extractall(target, filter="data")
+    for path in (target, *target.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    return target / "cache"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--cache", type=Path, help="what verify left; not needed for the empty way")
+    parser.add_argument("--limit", type=float, default=330.0, help="seconds that one start may take")
+    parser.add_argument("settings", nargs="*", help="more settings of the trainer: model.layers=2")
+    options = parser.parse_args()
+    ways = options.ways.split(",")
+    unknown = set(ways) - set(WAYS)
+    if unknown:
+        parser.error(f"--ways: {', '.join(sorted(unknown))} is none of {', '.join(WAYS)}")
+    if options.cache is None and ways != ["empty"]:
+        parser.error("--cache: the folder that `kernelguard verify --warm-cache` left")
+    import ladder  # noqa: PLC0415 - after the arguments are known to be good
+
+    result: dict[str, Any] = {
+        "schema": 1, "kind": "cold-start", "settings": [*SETTINGS, *options.settings],
+        "versions": ladder.versions("", ""), "starts": [],
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="cold-start-") as folder:
+        work = Path(folder)
+        for way in ways:
+            cache = {"empty": work / "nothing", "verified": options.cache}.get(way)
+            cache = as_image_layer(options.cache, work) if cache is None else cache
+            row = start(way, cache, work, options.settings, options.limit)
+            result["starts"].append(row)
+            print(json.dumps({k: v for k, v in row.items() if k != "notes"}), flush=True)
+            options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0 if all("problem" not in row for row in result["starts"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
