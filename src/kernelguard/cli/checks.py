@@ -50,9 +50,7 @@ def check(
     intent: Annotated[Path | None, typer.Option(help="A TOML or JSON file that says what the run will do.")] = None,
     train_config: Annotated[
         Path | None,
-        typer.Option(
-            help="Read the intent from Trainer arguments or a configuration of TRL, axolotl or kernelguard_train."
-        ),
+        typer.Option(help="Read the intent from a configuration of Trainer, TRL, axolotl or kernelguard_train."),
     ] = None,
     level: Annotated[
         LevelName | None,

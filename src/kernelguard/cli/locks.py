@@ -33,9 +33,7 @@ def lock(
     intent: Annotated[Path | None, typer.Option(help="A TOML or JSON file that says what the run will do.")] = None,
     train_config: Annotated[
         Path | None,
-        typer.Option(
-            help="Read the intent from Trainer arguments or a configuration of TRL, axolotl or kernelguard_train."
-        ),
+        typer.Option(help="Read the intent from a configuration of Trainer, TRL, axolotl or kernelguard_train."),
     ] = None,
     index: Annotated[list[str] | None, typer.Option(help="A further package index, by URL.")] = None,
     find_links: Annotated[list[Path] | None, typer.Option(help="A folder with wheels.")] = None,

@@ -38,9 +38,7 @@ def verify(
     intent: Annotated[Path | None, typer.Option(help="A TOML or JSON file that says what the run will do.")] = None,
     train_config: Annotated[
         Path | None,
-        typer.Option(
-            help="Read the intent from Trainer arguments or a configuration of TRL, axolotl or kernelguard_train."
-        ),
+        typer.Option(help="Read the intent from a configuration of Trainer, TRL, axolotl or kernelguard_train."),
     ] = None,
     level: Annotated[LevelName, typer.Option(help="How far to go.")] = LevelName.GPU,
     length: Annotated[int, typer.Option(help="The training length in tokens.", min=1)] = 4096,
