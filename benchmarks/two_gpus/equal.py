@@ -55,14 +55,14 @@ def run(options: argparse.Namespace) -> None:
     ])  # fmt: skip
     own = ranks.start(config)
     kept: dict[str, Any] = {}
-    build, clip = train.build, train.clip_gradients
+    build, measure = train.build, train.gradient_norm
 
     def building(*arguments: Any, **named: Any) -> Any:
         built = build(*arguments, **named)
         kept["network"] = built.network
         return built
 
-    def clipping(*arguments: Any, **named: Any) -> Any:
+    def measuring(*arguments: Any, **named: Any) -> Any:
         if "gradients" not in kept:
             kept["gradients"] = {}
             for name, parameter in kept["network"].named_parameters():
@@ -72,9 +72,9 @@ def run(options: argparse.Namespace) -> None:
                 whole = (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).detach().float()
                 flat = whole.flatten()
                 kept["gradients"][name] = (float(whole.norm()), flat[:: -(-flat.numel() // VALUES)].cpu().clone())
-        return clip(*arguments, **named)
+        return measure(*arguments, **named)
 
-    train.build, train.clip_gradients = building, clipping
+    train.build, train.gradient_norm = building, measuring
     with Report(config, first=own.first) as report, ranks.StopRequest() as stop:
         train.train(config, own, report, stop)
     if own.first:

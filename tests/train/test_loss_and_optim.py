@@ -116,12 +116,18 @@ def test_the_rate_rises_then_falls(decay: Any, middle: float) -> None:
 def test_clipping_scales_all_gradients_by_the_global_norm() -> None:
     parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))]
     parameters[0].grad, parameters[1].grad = torch.tensor([3.0, 0.0]), torch.tensor([4.0])
-    assert float(optim.clip_gradients(parameters, 0)) == 5
-    assert parameters[1].grad.tolist() == [4.0]
-    assert float(optim.clip_gradients(parameters, 1.0)) == 5
-    assert [round(float(x), 4) for p in parameters[:2] if p.grad is not None for x in p.grad] == [0.6, 0.0, 0.8]
-    assert float(optim.clip_gradients(parameters, 10.0)) == pytest.approx(1, rel=1e-4)
-    assert parameters[1].grad.tolist() == pytest.approx([0.8], rel=1e-4)
+    gradients = [parameter.grad for parameter in parameters[:2]]
+    norm = float(optim.gradient_norm(parameters))
+    assert norm == 5
+    untouched = [gradient._version for gradient in gradients]
+    for largest in (0, 5.0, 10.0):
+        optim.clip_gradients(parameters, norm, largest)
+    assert [gradient._version for gradient in gradients] == untouched
+    assert gradients[1].tolist() == [4.0]
+    optim.clip_gradients(parameters, norm, 1.0)
+    assert [round(float(x), 4) for gradient in gradients for x in gradient] == [0.6, 0.0, 0.8]
+    assert float(optim.gradient_norm(parameters)) == pytest.approx(1, rel=1e-4)
+    optim.clip_gradients(parameters[2:], norm, 1.0)  # None of them has a gradient.
 
 
 def test_vectors_are_not_decayed() -> None:

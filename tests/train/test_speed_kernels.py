@@ -37,24 +37,52 @@ for name, size, scale in (("small", 70, 1.0), ("several blocks", 9001, 3.0), ("f
     found[f"logits' gradient, {name}"] = apart(in_place, gradient)
     found[f"in place, {name}"] = float(in_place.data_ptr() != logits.data_ptr())
 
-lengths, key, width = (5, 1, 2, 38, 24), 32, 128
-numbers = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).int()[None]
-x = torch.randn(1, sum(lengths), width, requires_grad=True)
-weight = torch.randn(width, 4, requires_grad=True)
-parts = []
-for sample in x.split(lengths, 1):
-    padded = functional.conv1d(sample.transpose(1, 2), weight[:, None], padding=3, groups=width)
-    parts.append(functional.silu(padded[:, :, : sample.shape[1]]).transpose(1, 2))
-expected = torch.cat(parts, 1).split([key, key, width - 2 * key], -1)
-slopes = [torch.randn_like(part) for part in expected]
-wanted = torch.autograd.grad(expected, (x, weight), slopes)
-own = kernels.convolution(x, weight, numbers, key)
-for name, a, b in zip(("query", "key", "value"), own, expected):
-    found[name] = apart(a, b)
-    found[f"{name} is contiguous"] = float(not a.is_contiguous())
-for name, a, b in zip(("x", "weight"), torch.autograd.grad(own, (x, weight), slopes), wanted):
-    found[f"gradient of {name}"] = apart(a, b)
+def numbered(lengths):
+    return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).int()[None]
 
+def compare(label, lengths, width=96, dtype=torch.float32):
+    numbers = numbered(lengths)
+    x = torch.randn(1, sum(lengths), width).to(dtype).requires_grad_()
+    weight = torch.randn(width, 4).to(dtype).requires_grad_()
+    true_x, true_weight = x.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
+    parts = []
+    for sample in true_x.split(lengths, 1):
+        padded = functional.conv1d(sample.transpose(1, 2), true_weight[:, None], padding=3, groups=width)
+        parts.append(functional.silu(padded[:, :, : sample.shape[1]]).transpose(1, 2))
+    expected = torch.cat(parts, 1).split([key, key, width - 2 * key], -1)
+    slopes = [torch.randn(part.shape).to(dtype) for part in expected]
+    wanted = torch.autograd.grad(expected, (true_x, true_weight), [slope.double() for slope in slopes])
+    own = kernels.convolution(x, weight, numbers, key)
+    for name, a, b in zip(("query", "key", "value"), own, expected):
+        found[f"{label}: {name}"] = apart(a, b)
+        found[f"{label}: {name} is contiguous"] = float(not a.is_contiguous())
+    for name, a, b in zip(("x", "weight"), torch.autograd.grad(own, (x, weight), slopes), wanted):
+        found[f"{label}: gradient of {name}"] = apart(a, b)
+
+# The walk goes along strips of 64 rows; one is plain when it and three rows on each side are of one sample.
+key = 32
+assert (kernels.ROWS, kernels.UNROLL) == (64, 8)
+compare("a whole strip", (5, 1, 2, 38, 18), width=128)
+compare("around a strip", (1, 3, 31, 32, 33, 64, 65))
+compare("a plain strip", (3, 130, 10))
+compare("shorter than a strip", (2,))
+compare("coarse", (1, 3, 31, 101), dtype=torch.bfloat16)
+kernels.ROWS, kernels.UNROLL = 16, 4
+compare("short strips", (1, 3, 15, 16, 17, 40))
+
+# What lies in another sample is not even multiplied: there it may be infinite.
+lengths, width = (5, 1, 2, 38, 24), 96
+numbers = numbered(lengths)
+x, weight = torch.randn(1, sum(lengths), width), torch.randn(width, 4, requires_grad=True)
+x[:, 5] = float("inf")
+x.requires_grad_()
+own = kernels.convolution(x, weight, numbers, key)
+found["infinite neighbour"] = sum(float((~part[0, numbers[0] != 1].isfinite()).sum()) for part in own)
+(arrived,) = torch.autograd.grad(own, (x,), [torch.ones_like(part) for part in own])
+found["infinite neighbour's gradient"] = float((~arrived[0, numbers[0] != 1].isfinite()).sum())
+
+x = torch.randn(1, sum(lengths), width, requires_grad=True)
+slopes = [torch.randn(1, sum(lengths), size) for size in (key, key, width - 2 * key)]
 # Only the third sample gets a gradient: none may arrive at the others, not even a small one.
 own = kernels.convolution(x, weight, numbers, key)
 third = [slope * (numbers[0] == 3)[None, :, None] for slope in slopes]
@@ -113,8 +141,10 @@ def found() -> dict[str, float]:
 
 
 def test_values_and_gradients_are_torchs(found: dict[str, float]) -> None:
-    assert {name: error for name, error in found.items() if not error < 2e-6} == {}
-    assert len(found) == 18
+    # What is stored in bfloat16 is as near as its 8 bits are; all else is float32 throughout.
+    most = {name: 4e-3 if name.startswith("coarse") else 2e-6 for name in found}
+    assert {name: error for name, error in found.items() if not error < most[name]} == {}
+    assert len(found) == 9 + 6 * 8 + 3
 
 
 def test_a_convolutions_gradient_stays_within_its_sample(found: dict[str, float]) -> None:

@@ -72,18 +72,18 @@ def main(model_folder: Path, folder: Path) -> None:
 
     # A SIGTERM that only the second rank gets.
     stopping = config("stopped")
-    original = train.clip_gradients
+    original = train.gradient_norm
     calls: list[int] = []
 
-    def clip_and_stop(*arguments: Any) -> Any:
+    def measure_and_stop(*arguments: Any) -> Any:
         calls.append(1)
         if own.rank == 1 and len(calls) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
         return original(*arguments)
 
-    train.clip_gradients = clip_and_stop
+    train.gradient_norm = measure_and_stop
     found["stopped"] = failing(lambda: tiny.run(stopping, own))
-    train.clip_gradients = original
+    train.gradient_norm = original
 
     # A loss that is not a number on one rank alone.
     forward = model.Network.forward

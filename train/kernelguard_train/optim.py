@@ -46,22 +46,27 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], largest: float) -> torch.Tensor:
-    """Scales the gradients to a global norm of at most `largest` (0: leaves them); returns the norm before.
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
+    """The global norm of all gradients.
 
     The norm of sharded gradients is itself sharded: `full_tensor` adds up the parts of all ranks, so every rank gets
     the same number, and decides the same.
     """
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, largest: float) -> None:
+    """Scales gradients of global norm `norm` to one of at most `largest` (0: leaves them).
+
+    The norm is a number of the host's, as whoever asks whether the step is taken needs it there: gradients that are
+    small enough are then neither read nor written.
+    """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
-    if isinstance(norm, DTensor):
-        norm = norm.full_tensor()
-    if largest > 0:
-        scale = torch.clamp(largest / (norm + 1e-6), max=1.0)
-        for gradient in gradients:
-            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-            local.mul_(scale)
-    return norm
+    if not gradients or largest <= 0 or norm <= largest:
+        return
+    own = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+    torch._foreach_mul_(own, largest / (norm + 1e-6))
 
 
 class NonFiniteGuard:

@@ -27,7 +27,14 @@ from kernelguard_train.metrics import (
     worst_of,
 )
 from kernelguard_train.model import Built, build
-from kernelguard_train.optim import NonFiniteGuard, clip_gradients, learning_rate, make_optimizer, set_rate
+from kernelguard_train.optim import (
+    NonFiniteGuard,
+    clip_gradients,
+    gradient_norm,
+    learning_rate,
+    make_optimizer,
+    set_rate,
+)
 from kernelguard_train.profiling import Recorder
 from kernelguard_train.ranks import Ranks, StopRequest
 from kernelguard_train.report import Report
@@ -110,11 +117,12 @@ def train(config: Config, ranks: Ranks, report: Report, stop: StopRequest) -> Pr
                 loss += part.detach()
 
         # The update, unless a number in it is not finite; all ranks see the same loss and norm.
-        norm = clip_gradients(network.parameters(), config.optim.clip)
+        norm = gradient_norm(network.parameters())
         dist.all_reduce(loss)
         queued = time.perf_counter()
         mean_loss, norm_value = (torch.stack([loss / ranks.world, norm])).tolist()
         if guard.accepts(mean_loss, norm_value):
+            clip_gradients(network.parameters(), norm_value, config.optim.clip)
             optimizer.step()
         else:
             progress.skipped += 1
