@@ -109,7 +109,12 @@ def arrivals(model: Any, signals: list[str], vocabulary: int) -> dict[str, Any]:
                 error = "".join(traceback.format_exception_only(type(problem), problem)).strip()
                 error += " @ " + traceback.format_exc().strip().splitlines()[-3].strip()
         calls = [[name, [key for key, value in kwargs.items() if value is marker]] for name, kwargs in CALLS]
-        result[signal] = {"calls": calls, "error": error}
+        heads = [
+            [name, kwargs["k"].shape[2], kwargs["v"].shape[2]]
+            for name, kwargs in CALLS
+            if "gated_delta_rule" in name and {"k", "v"} <= kwargs.keys()
+        ]
+        result[signal] = {"calls": calls, "heads": heads, "error": error}
     return result
 
 

@@ -166,6 +166,24 @@ def test_signals(version: str, oracle: Any) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+def test_key_heads(version: str, oracle: Any) -> None:
+    """Layers are said to repeat key heads exactly where as many as value heads arrive at the kernel."""
+    compared = set()
+    for case in cases(version):
+        runs = oracle(version)["models"][case["name"]].get("arrivals", {})
+        arrived = {(name, keys == values) for run in runs.values() for name, keys, values in run["heads"]}
+        config = case["config"].get("text_config", case["config"])
+        if config.get("linear_num_key_heads") == config.get("linear_num_value_heads"):
+            continue
+        for path in read(version, case["name"]).fast_paths:
+            for name, equal in arrived:
+                if name == path.symbol:
+                    assert path.repeats_heads is equal, (case["name"], name)
+                    compared.add(case["name"])
+    assert len(compared) >= 1
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_every_case_is_built(version: str, oracle: Any) -> None:
     """The comparisons above leave nothing out: every case that this release knows is built for real."""
     errors = {name: case["error"] for name, case in oracle(version)["models"].items() if "error" in case}

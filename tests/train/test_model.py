@@ -49,9 +49,14 @@ def gradients(network: torch.nn.Module, batches: list[Batch]) -> tuple[float, di
 
 
 def worst(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> tuple[float, str]:
-    """The largest relative difference between gradients of the same name."""
+    """The largest relative difference between gradients of the same name.
+
+    A tensor whose gradient is below 1e-5 of the whole one is what rounding left of larger numbers, and which way those
+    round depends on the processor; it is held to that 1e-5 instead of to its own size.
+    """
     assert a.keys() == b.keys()
-    return max((float((a[name] - b[name]).norm() / (b[name].norm() + 1e-9)), name) for name in a)
+    least = 1e-5 * float(torch.stack([gradient.norm() for gradient in b.values()]).norm())
+    return max((float((a[name] - b[name]).norm()) / max(float(b[name].norm()), least, 1e-9), name) for name in a)
 
 
 @pytest.fixture(scope="module", params=list(tiny.ARCHITECTURES))
@@ -512,7 +517,8 @@ def test_varlen_attention_trains_like_sdpa(tmp_path: Path, alone: Ranks, monkeyp
         isolation.check(made.network, made.parts.embedding, tiny.VOCABULARY, alone.device)
         found = gradients(made.network, [batch])
         assert found[0] == pytest.approx(expected[0], rel=1e-6)
-        assert worst(found[1], expected[1])[0] < 5e-5
+        error, name = worst(found[1], expected[1])
+        assert error < 5e-5, name
 
 
 def test_the_published_27b_is_read_and_cut_from_its_config_alone() -> None:

@@ -80,7 +80,7 @@ def curve(output: Path) -> list[float]:
     return [line[name] for line in lines for name in ("loss", "norm")]
 
 
-@pytest.mark.parametrize("name", ["together", "hsdp", "from_one"])
+@pytest.mark.parametrize("name", ["together", "hsdp", "kept", "pairs", "from_one"])
 def test_two_ranks_equal_one(folder: Path, one: Config, name: str) -> None:
     assert curve(folder / name) == pytest.approx(curve(Path(one.train.output)), rel=1e-4)
     expected = test_run.weights(one)

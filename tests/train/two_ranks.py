@@ -65,6 +65,8 @@ def main(model_folder: Path, folder: Path) -> None:
     found["loaded"] = len(expected)
 
     tiny.run(config("hsdp", "parallel.shard=1", "model.recompute=full"), own)
+    tiny.run(config("kept", "parallel.reshard=false", "parallel.prefetch=2"), own)
+    tiny.run(config("pairs", "parallel.layers_per_unit=3"), own)
     for architecture in ("llama", "qwen3_next", "bamba"):
         tiny.run(tiny.synthetic(folder / f"models-{own.rank}", architecture, folder / architecture), own)
     # A run of one process was stopped here; two go on.

@@ -30,6 +30,7 @@ from kernelguard.verify.values import Outcome
 
 pytestmark = pytest.mark.observed
 
+DECODING = Intent(phase=Phase.DECODING, use_cache=True)
 PACKED = Intent(packed=True, signals=("position_ids", "cu_seq_lens_q", "seq_idx"))
 
 
@@ -42,16 +43,40 @@ def by_symbol(requests: tuple[ProbeRequest, ...]) -> dict[str, ProbeRequest]:
     return {r.symbol: r for r in requests}
 
 
+def the_27b(release: str) -> Declaration:
+    tree = declare.find_tree(observed.transformers_base(release).site / "transformers")
+    return declare.declare(declare.read_config(str(examples() / "qwen3.8-27b")), tree)
+
+
+@pytest.mark.parametrize(("release", "keys"), [("5.17.0", 48), ("5.24.0", 16)])
+def test_key_heads_reach_the_probe_as_this_release_hands_them_on(release: str, keys: int) -> None:
+    """A layer repeated them itself until transformers left that to its PyTorch fallback."""
+    declaration = the_27b(release)
+    for intent, symbol in ((PACKED, "chunk_gated_delta_rule"), (DECODING, "fused_recurrent_gated_delta_rule")):
+        cases = by_symbol(plan(declaration, intent))[symbol].cases
+        assert {(case.shape["k_heads"], case.shape["v_heads"]) for case in cases} == {(keys, 48)}
+    grouped = by_symbol(plan(declaration, replace(PACKED, grouped_heads=True)))["chunk_gated_delta_rule"]
+    assert {case.shape["k_heads"] for case in grouped.cases} == {16}, "the bundled trainer's layers never repeat"
+
+
+def test_where_the_source_does_not_tell_both_calls_are_measured() -> None:
+    declaration = the_27b("5.24.0")
+    unknown = tuple(replace(path, repeats_heads=None) for path in declaration.fast_paths)
+    cases = by_symbol(plan(replace(declaration, fast_paths=unknown), PACKED))["chunk_gated_delta_rule"].cases
+    assert [(case.name, case.shape["k_heads"]) for case in cases] == [
+        ("ragged", 48),
+        ("training", 48),
+        ("ragged, grouped", 16),
+        ("training, grouped", 16),
+    ]
+
+
 def test_the_27b_is_probed_at_its_own_shapes() -> None:
-    tree = declare.find_tree(observed.transformers_base("5.24.0").site / "transformers")
-    declaration = declare.declare(declare.read_config(str(examples() / "qwen3.8-27b")), tree)
+    declaration = the_27b("5.24.0")
     found = by_symbol(plan(declaration, PACKED))
     assert set(found) == {"chunk_gated_delta_rule", "causal_conv1d_fn", "scaled_dot_product_attention"}
     delta = found["chunk_gated_delta_rule"]
-    assert delta.cases[0].shape == {"k_heads": 48, "v_heads": 48, "k_dim": 128, "v_dim": 128}
-    grouped = by_symbol(plan(declaration, replace(PACKED, grouped_heads=True)))["chunk_gated_delta_rule"]
-    assert {case.shape["k_heads"] for case in grouped.cases} == {16}
-    assert {case.shape["v_heads"] for case in grouped.cases} == {48}
+    assert delta.cases[0].shape == {"k_heads": 16, "v_heads": 48, "k_dim": 128, "v_dim": 128}
     assert found["causal_conv1d_fn"].cases[0].shape == {
         "channels": 2 * 16 * 128 + 48 * 128,
         "width": 4,
@@ -71,7 +96,7 @@ def test_the_27b_is_probed_at_its_own_shapes() -> None:
 @pytest.mark.parametrize(
     ("raw", "symbol", "op", "shape"),
     [
-        (configs.QWEN3_NEXT, "chunk_gated_delta_rule", "gated_delta_rule", {"k_heads": 4, "k_dim": 16}),
+        (configs.QWEN3_NEXT, "chunk_gated_delta_rule", "gated_delta_rule", {"k_heads": 2, "v_heads": 4, "k_dim": 16}),
         (configs.MAMBA2, "mamba_split_conv1d_scan_combined", "split_conv1d_scan", {"heads": 8, "groups": 1}),
         (configs.BAMBA, "mamba_split_conv1d_scan_combined", "split_conv1d_scan", {"heads": 8, "state": 16}),
         (configs.JAMBA, "selective_scan_fn", "selective_scan", {"channels": 128, "state": 8}),

@@ -148,6 +148,8 @@ class ParallelConfig:
         "auto", "A run of one rank: auto and plain do without FSDP and its copies; fsdp uses it all the same."
     )
     prefetch: int = key(1, "Layers gathered ahead of the one that computes.")
+    reshard: bool = key(True, "Drop a layer's gathered weights between its forward and backward pass (less memory).")
+    layers_per_unit: int = key(1, "Layers that are gathered and reduced together.")
     timeout: int = key(1800, "Seconds after which a collective that hangs ends the run.")
 
 

@@ -141,6 +141,7 @@ def _contradictions(config: Config) -> Iterator[str]:
         "optim.loss_chunk": config.optim.loss_chunk,
         "train.epochs": config.train.epochs,
         "checkpoint.keep": config.checkpoint.keep,
+        "parallel.layers_per_unit": config.parallel.layers_per_unit,
         "report.every": config.report.every,
         "optim.nonfinite_limit": config.optim.nonfinite_limit,
         "data.synthetic_samples": config.data.synthetic_samples,
@@ -162,6 +163,8 @@ def _contradictions(config: Config) -> Iterator[str]:
         "optim.weight_decay": config.optim.weight_decay,
         "data.retries": config.data.retries,
         "report.profile": config.report.profile,
+        "report.peak_tflops": config.report.peak_tflops,
+        "data.max_bad_rows": config.data.max_bad_rows,
         "data.max_length": config.data.max_length,
     }
     yield from (f"{name} = {value}; expected 0 or more" for name, value in natural.items() if not value >= 0)

@@ -276,7 +276,7 @@ def _convolve_back(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0917
         )  # fmt: skip
 
 
-ROWS, COLUMNS, UNROLL, WARPS = 64, 128, 8, 2
+ROWS, COLUMNS, UNROLL, WARPS = 64, 128, 4, 2
 """A strip's rows and channels, the rows whose loads are issued together, and warps: two channels a thread."""
 
 

@@ -147,6 +147,8 @@ def build(config: Config, mesh: DeviceMesh, device: torch.device) -> Built:
         seed=config.train.seed,
         compute=compute,
         prefetch=config.parallel.prefetch,
+        reshard=config.parallel.reshard,
+        layers_per_unit=config.parallel.layers_per_unit,
         sharded=sharded,
     )
     notes += _fuse(config, lm, parts, device)

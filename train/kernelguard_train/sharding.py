@@ -84,6 +84,8 @@ def shard_model(
     seed: int,
     compute: torch.dtype,
     prefetch: int,
+    reshard: bool = True,
+    layers_per_unit: int = 1,
     sharded: bool = True,
 ) -> Parts:
     """Makes `network`, which holds the meta model `lm`, real and, unless told otherwise, sharded."""
@@ -99,8 +101,8 @@ def shard_model(
         if sharded:
             fully_shard(list(modules), mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
 
-    for layer in parts.layers:
-        unit(layer, reshard=True)
+    for first in range(0, len(parts.layers), layers_per_unit):
+        unit(*parts.layers[first : first + layers_per_unit], reshard=reshard)
     if parts.tied:
         # One parameter cannot be in two units: embedding and ending belong to the root, gathered for the whole step.
         for module in (parts.embedding, *parts.ending):
@@ -115,13 +117,14 @@ def shard_model(
             _materialise(module, lm, device, seed, names)
     if sharded:
         fully_shard(network, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-        _prefetch(parts, prefetch)
+        _prefetch(parts, prefetch, layers_per_unit)
     return parts
 
 
-def _prefetch(parts: Parts, depth: int) -> None:
+def _prefetch(parts: Parts, depth: int, layers_per_unit: int) -> None:
     """Gathers the next units while one computes, forward and backward."""
-    order = [*parts.layers] if parts.tied else [parts.embedding, *parts.layers, parts.ending[0]]
+    first = parts.layers[::layers_per_unit]  # the layers of a unit share its state
+    order = [*first] if parts.tied else [parts.embedding, *first, parts.ending[0]]
     units: list[FSDPModule] = [module for module in order if isinstance(module, FSDPModule)]
     for place, module in enumerate(units):
         module.set_modules_to_forward_prefetch(units[place + 1 : place + 1 + depth])

@@ -96,8 +96,9 @@ def _describe(
     built: bool,
     run: bool,
 ) -> FastPath:
-    """One fast path with its layers and boundaries."""
+    """One fast path with its layers, its boundaries, and what becomes of key heads on the way to it."""
     layers = _layers(machine, path, reached, built=built)
+    path = replace(path, repeats_heads=_repeats_heads(machine, path, reached))
     if path.binding.kind is BindingKind.AT_CALL:
         return replace(path, layers=layers)
     called = any(_is(kernel, path) for kernel, _ in machine.calls)
@@ -114,6 +115,26 @@ def _describe(
         calls = [(kernel, arguments) for kernel, arguments in machine.calls if _is(kernel, path)]
         boundaries = tuple(_boundary(argument, calls) for argument in known.boundaries)
     return replace(path, layers=layers, boundaries=boundaries)
+
+
+def _repeats_heads(machine: Machine, path: FastPath, reached: dict[str, frozenset[str]]) -> bool | None:
+    """Whether a layer that uses it calls `repeat_interleave(..., dim=2)`: heads are there in `[B, T, heads, size]`."""
+    module = machine.source.module(path.file)
+    if module is None:
+        return None
+    name = path.binding.loader or path.binding.name
+    owners = [module.definitions[o] for o in users_of(module, name, reached.get(path.file, frozenset()))]
+    calls = [node for owner in owners for node in ast.walk(owner) if isinstance(node, ast.Call)]
+    # A model that holds the layer uses the kernel too, and repeats other things along other dimensions.
+    return any(map(_is_repeat_of_heads, calls)) if owners else None
+
+
+def _is_repeat_of_heads(call: ast.Call) -> bool:
+    named = isinstance(call.func, ast.Attribute) and call.func.attr == "repeat_interleave"
+    return named and any(
+        keyword.arg == "dim" and isinstance(keyword.value, ast.Constant) and keyword.value.value == 2
+        for keyword in call.keywords
+    )
 
 
 def _is(kernel: Kernel, path: FastPath) -> bool:

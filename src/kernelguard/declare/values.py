@@ -142,6 +142,8 @@ class FastPath:
     """Which releases of `kernels` are usable, where the hub is asked first."""
     optional: bool = False
     """A small gain beside the model's main work: its absence is worth a remark, not a refusal."""
+    repeats_heads: bool | None = None
+    """The layers that call it repeat key heads to as many as value heads first; None: no such layer was found."""
     disabled_by: str = ""
     """The setting of this config that switches the kernel off, `use_mamba_kernels=False`; empty when none does."""
     detail: str = ""

@@ -128,6 +128,7 @@ def environment(lock: Lock) -> tuple[tuple[str, str], ...]:
         # Both runtimes look at these; without the second, `compute` alone leaves out nvidia-smi.
         found += [("NVIDIA_VISIBLE_DEVICES", "all"), ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility")]
     found += [("TRITON_CACHE_DIR", CACHE), ("TRITON_CACHE_AUTOTUNING", "1"), ("FLA_CACHE_RESULTS", "1")]
+    found += [("TILELANG_CACHE_DIR", f"{CACHE}/tilelang")]
     if lock.hub:
         found += [("LOCAL_KERNELS", local_kernels(lock, Path(VENV)))]
     return tuple(found)

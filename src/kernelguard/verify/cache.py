@@ -22,6 +22,7 @@ def cache_variables(folder: Path) -> dict[str, str]:
         "TRITON_CACHE_DIR": str(folder.absolute()),
         "TRITON_CACHE_AUTOTUNING": "1",  # Triton's own switch
         "FLA_CACHE_RESULTS": "1",  # fla's, for the kernels that it tunes itself
+        "TILELANG_CACHE_DIR": str(folder.absolute() / "tilelang"),  # flash-qla, and fla's own tilelang kernels
     }
 
 

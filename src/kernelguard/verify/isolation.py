@@ -35,6 +35,7 @@ def run_isolation(
     lengths: Sequence[int] = LENGTHS,
     attn_implementation: str | None = None,
     experts_implementation: str | None = None,
+    grouped_heads: bool = False,
     timeout: float = 300.0,
     environ: Mapping[str, str] | None = None,
 ) -> tuple[SignalCheck, ...]:
@@ -53,6 +54,7 @@ def run_isolation(
         "lengths": list(lengths),
         "attn_implementation": attn_implementation,
         "experts_implementation": experts_implementation,
+        "grouped_heads": grouped_heads,
     }
     result = run_worker(python, "isolation", request, timeout=timeout, environ=environ)
     return interpret(sets, result)

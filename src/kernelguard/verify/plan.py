@@ -92,9 +92,20 @@ def _of_path(path: FastPath, raw: Mapping[str, Any], intent: Intent, length: int
     kernel = _KERNELS.get((path.package, path.symbol))
     if kernel is None:
         return base
-    if kernel.op == "gated_delta_rule" and intent.grouped_heads:
-        kernel = replace(kernel, shape=_grouped_delta)
-    return _filled(base, kernel, raw, intent, length)
+    if kernel.shape is not _delta:
+        return _filled(base, kernel, raw, intent, length)
+    repeats = False if intent.grouped_heads else path.repeats_heads
+    ways = {True: (_delta,), False: (_grouped_delta,), None: (_delta, _grouped_delta)}[repeats]
+    return _both([_filled(base, replace(kernel, shape=way), raw, intent, length) for way in ways])
+
+
+def _both(requests: Sequence[ProbeRequest]) -> ProbeRequest:
+    """One request with the cases of several; where the source does not tell which call is made, each is measured."""
+    cases = list(requests[0].cases)
+    for other in requests[1:]:
+        have = [case.shape for case in cases]
+        cases += [replace(case, name=f"{case.name}, grouped") for case in other.cases if case.shape not in have]
+    return replace(requests[0], cases=tuple(cases))
 
 
 def _filled(base: ProbeRequest, kernel: _Kernel, raw: Mapping[str, Any], intent: Intent, length: int) -> ProbeRequest:
@@ -246,7 +257,7 @@ def _need(raw: Mapping[str, Any], *names: str) -> int:
 
 
 def _delta(raw: Mapping[str, Any]) -> Shape:
-    """As the models call it: query and key heads are repeated to the value heads before the kernel."""
+    """As models call it that repeat query and key heads to as many as value heads (transformers before 5.24)."""
     heads = _need(raw, "linear_num_value_heads")
     return {
         "k_heads": heads,
@@ -257,7 +268,7 @@ def _delta(raw: Mapping[str, Any]) -> Shape:
 
 
 def _grouped_delta(raw: Mapping[str, Any]) -> Shape:
-    """As the bundled trainer's fused layers call it: each key head serves several value heads."""
+    """As the others call it, and the bundled trainer's fused layers: each key head serves several value heads."""
     return {**_delta(raw), "k_heads": _need(raw, "linear_num_key_heads")}
 
 

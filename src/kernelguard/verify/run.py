@@ -220,6 +220,7 @@ class _Run:
                 lengths=LENGTHS if self.device == "cuda" else _SHORT,
                 attn_implementation=self.intent.attn_implementation,
                 experts_implementation=self.intent.experts_implementation,
+                grouped_heads=self.intent.grouped_heads,
                 timeout=max(self.left(), _KEEP_S),
                 environ=self.environ,
             )
@@ -238,6 +239,7 @@ class _Run:
                 lengths=training_lengths(self.length, packed=self.intent.packed),
                 attn_implementation=self.intent.attn_implementation,
                 experts_implementation=self.intent.experts_implementation,
+                grouped_heads=self.intent.grouped_heads,
                 timeout=max(self.left(), _KEEP_S),
                 environ=self.environ,
             )

@@ -24,6 +24,7 @@ def record_step(
     lengths: Sequence[int] = LENGTHS,
     attn_implementation: str | None = None,
     experts_implementation: str | None = None,
+    grouped_heads: bool = False,
     timeout: float = 300.0,
     environ: Mapping[str, str] | None = None,
 ) -> tuple[TraceFacts, Record]:
@@ -44,6 +45,7 @@ def record_step(
         "signals": list(signals),
         "attn_implementation": attn_implementation,
         "experts_implementation": experts_implementation,
+        "grouped_heads": grouped_heads,
         "output": str(output.absolute()),
     }
     result = run_worker(python, "trace", request, timeout=timeout, environ=environ)

@@ -81,6 +81,8 @@ class Model:
         out.stage("build the model")
         torch.manual_seed(request.get("seed", 0))
         self.model = _build(self.config, request).to(self.device).train()
+        if request.get("grouped_heads") and self.device == "cuda":
+            keep_groups(self.model)
         self.vocabulary = int(self.config.vocab_size)
         _slow_gates(torch, self.model)
         generator = torch.Generator().manual_seed(request.get("seed", 0))
@@ -275,10 +277,37 @@ def _build(config: Any, request: dict[str, Any]) -> Any:
     options = {}
     if request.get("attn_implementation"):
         options["attn_implementation"] = request["attn_implementation"]
+        if request["attn_implementation"] == "varlen":
+            _sibling("varlen").register()
     if request.get("experts_implementation"):
         options["experts_implementation"] = request["experts_implementation"]
     with torch.device(request.get("device", "cuda")):
         return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, request["dtype"]), **options)
+
+
+def keep_groups(model: Any) -> None:
+    """Hand key heads to the fused gated delta rule as they are, as kernelguard_train's fused layers do.
+
+    What the model's own code repeated before the call is taken back, so the training's kernels run and not others.
+    """
+    for module in model.modules():
+        keys, values = getattr(module, "num_k_heads", None), getattr(module, "num_v_heads", None)
+        if not isinstance(keys, int) or keys == values:
+            continue
+        for holder in (module, sys.modules[type(module).__module__]):
+            for name in ("chunk_gated_delta_rule", "torch_chunk_gated_delta_rule"):
+                function = vars(holder).get(name)
+                if callable(function) and not hasattr(function, "keeps_groups"):
+                    setattr(holder, name, _grouped(function, keys))
+
+
+def _grouped(function: Any, keys: int) -> Any:
+    def call(query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+        every = query.shape[2] // keys
+        return function(query[:, :, ::every].contiguous(), key[:, :, ::every].contiguous(), *args, **kwargs)
+
+    call.keeps_groups = True  # type: ignore[attr-defined]
+    return call
 
 
 def _slow_gates(torch: Any, model: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..references.attention import attention
 from . import Probe
+from .varlen import causal
 
 
 def _make(case: Any, draw: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -35,19 +36,7 @@ def _call_flash(function: Any, inputs: Any, fixed: Any) -> dict[str, Any]:
 
 
 def _call_torch_varlen(function: Any, inputs: Any, fixed: Any) -> dict[str, Any]:
-    import inspect
-
-    cu, longest = fixed["cu_seqlens"], fixed["longest"]
-    parameters = inspect.signature(function).parameters
-    # torch 2.10 says is_causal, later ones window_size=(-1, 0).
-    causal: dict[str, Any] = {"is_causal": True} if "is_causal" in parameters else {"window_size": (-1, 0)}
-    q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    if "enable_gqa" in parameters:
-        causal["enable_gqa"] = True
-    else:
-        group = q.shape[1] // k.shape[1]
-        k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
-    return {"output": function(q, k, v, cu, cu, longest, longest, **causal)}
+    return {"output": causal(function, inputs["q"], inputs["k"], inputs["v"], fixed["cu_seqlens"], fixed["longest"])}
 
 
 def _call_sdpa(function: Any, inputs: Any, fixed: Any) -> dict[str, Any]:
