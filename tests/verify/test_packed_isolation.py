@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import packages
 import pytest
 
 import configs
+import kernelguard.workers
 import observed
 from kernelguard.declare.values import SubModel
 from kernelguard.verify.isolation import run_isolation, signal_sets
@@ -24,11 +27,20 @@ SINGLE = tuple(((name,), "") for name in ALL)
 VERSIONS = ("5.16.1", "5.17.0", "5.24.0")
 
 
-def check(folder: Path, version: str, files: dict[str, str], sets: Any, raw: dict[str, Any]) -> list[SignalCheck]:
+def check(  # noqa: PLR0917 - rows of a table
+    folder: Path, version: str, files: dict[str, str], sets: Any, raw: dict[str, Any], attention: str | None = None
+) -> list[SignalCheck]:
     env = observed.environment(folder, version, files)
     part = SubModel(path="", model_type=raw["model_type"], raw=raw)
     found = run_isolation(
-        str(env.python), [part], sets, dtype="float32", device="cpu", lengths=(11, 1, 7), timeout=180.0
+        str(env.python),
+        [part],
+        sets,
+        dtype="float32",
+        device="cpu",
+        lengths=(11, 1, 7),
+        attn_implementation=attention,
+        timeout=180.0,
     )
     return list(found)
 
@@ -50,6 +62,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[SignalCh
     unknown = {**configs.QWEN3_5, "model_type": "qwen99"}
     jobs: dict[str, Any] = {v: (v, packages.working(), every, configs.QWEN3_5) for v in VERSIONS}
     jobs["deaf"] = ("5.24.0", deaf(), one, configs.QWEN3_5)
+    jobs["varlen"] = ("5.24.0", packages.working(), signal_sets(ALL), configs.QWEN3_5, "varlen")
     jobs["unknown"] = ("5.24.0", {}, one, unknown)
     folder = tmp_path_factory.mktemp("isolation")
     with ThreadPoolExecutor(2) as pool:
@@ -93,3 +106,68 @@ def test_a_model_that_cannot_be_built_is_could_not_tell(results: dict[str, list[
     (found,) = results["unknown"]
     assert found.isolated is None
     assert "qwen99: unknown to this transformers" in found.detail
+
+
+KEEPS = """
+import importlib.util, json, sys
+import torch
+spec = importlib.util.spec_from_file_location("isolation", sys.argv[1])
+isolation = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(isolation)
+request = {"parts": [json.loads(sys.argv[2])], "dtype": "float32", "device": "cpu", "lengths": [5, 3]}
+class Out:
+    def stage(self, name): pass
+model = isolation.Model(request, Out())
+import fla.ops.gated_delta_rule as ops
+heads, inner = [], {}
+for home in {sys.modules[type(m).__module__] for m in model.model.modules()}:
+    for name in ("chunk_gated_delta_rule", "torch_chunk_gated_delta_rule"):
+        if name in vars(home):
+            inner[home, name] = vars(home)[name]
+def recorded(function):
+    def call(q, k, v, **kwargs):
+        heads.append((q.shape[2], k.shape[2], v.shape[2]))
+        return function(q, k, v, **kwargs)
+    return call
+for (home, name), function in inner.items():
+    setattr(home, name, recorded(ops.chunk_gated_delta_rule))
+for module in model.model.modules():
+    if "chunk_gated_delta_rule" in vars(module):
+        module.chunk_gated_delta_rule = recorded(ops.chunk_gated_delta_rule)
+every = ("position_ids", "cu_seq_lens_q", "seq_idx")
+loss, before = model.gradients(model.signals(every))
+seen, heads[:] = list(heads), []
+isolation.keep_groups(model.model)
+isolation.keep_groups(model.model)
+again, after = model.gradients(model.signals(every))
+worst = max(float((after[n] - before[n]).norm() / (before[n].norm() + 1e-6)) for n in before)
+print(json.dumps({"before": seen, "after": heads, "loss": [loss, again], "worst": worst}))
+"""
+
+
+@pytest.mark.parametrize(("version", "before"), [("5.16.1", 4), ("5.17.0", 4), ("5.24.0", 2)])
+def test_key_heads_stay_grouped_where_the_training_keeps_them(version: str, before: int, tmp_path: Path) -> None:
+    """The bundled trainer's layers do not repeat key heads; the cut-down model then calls the same kernels."""
+    env = observed.environment(tmp_path, version, packages.working())
+    worker = Path(kernelguard.workers.__file__).parent / "isolation.py"
+    part = json.dumps({"model_type": configs.QWEN3_5["model_type"], "raw": configs.QWEN3_5})
+    command = [str(env.python), "-c", KEEPS, str(worker), part]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {tuple(h) for h in found["before"]} == {(before, before, 4)}
+    assert {tuple(h) for h in found["after"]} == {(2, 2, 4)}
+    assert found["loss"][0] == pytest.approx(found["loss"][1], rel=1e-6)
+    assert found["worst"] < 1e-4
+
+
+def test_torchs_varlen_attention_is_registered_as_the_bundled_trainer_does(
+    results: dict[str, list[SignalCheck]],
+) -> None:
+    every, *rest = results["varlen"]
+    assert every.isolated is True, every
+    # It keeps samples apart by their boundaries, and rotary embeddings depend on distances alone.
+    assert {c.left_out: c.isolated for c in rest} == {"position_ids": True, "cu_seq_lens_q": False, "seq_idx": False}
+    blamed = {c.left_out: " ".join(c.leaking_layers) for c in rest}
+    assert "Qwen3_5Attention" in blamed["cu_seq_lens_q"], "without boundaries all of it is one sample"
+    assert "Qwen3_5Attention" not in blamed["seq_idx"]
