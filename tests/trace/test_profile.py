@@ -24,7 +24,8 @@ from kernelguard.trace.runs import RunFacts, read_run
 from kernelguard.trace.work import work
 
 RUN = ROOT / "tests/data/runs/demo-train"
-H200 = ROOT / "benchmarks/results/verify-h200-trace.json.gz"
+RESULTS = ROOT / "benchmarks/results"
+H200 = RESULTS / "verify-h200-trace.json.gz"
 
 
 def recorded(kind: str, folder: Path) -> tuple[Profile, list[dict[str, Any]]]:
@@ -436,3 +437,27 @@ def test_slices_keep_the_time(found: list[tuple[float, float]], count: int) -> N
         bins.add(begin, end)
     assert sum(bins.filled) == pytest.approx(Cover(found).length(10, 110))
     assert all(0 <= share <= 1 for share in bins.shares)
+
+
+def test_a_recorded_step_of_the_baseline_loop_begins_with_its_slow_paths() -> None:
+    """The published loop without a fused kernel: four layers of the 27B's shape on an H200."""
+    found = profile(RESULTS / "trace-naive-h200.json.gz")
+    slow = {i.symbols[0]: i for i in found.implementations if i.fallbacks}
+    assert set(slow) == {"causal_conv1d_fn", "chunk_gated_delta_rule"}
+    # Three linear layers, forward and, recomputed, backward; each rule inverts a triangle per chunk and layer.
+    assert "aten::conv1d (6x)" in slow["causal_conv1d_fn"].fallbacks
+    assert "The slow path of causal_conv1d_fn, chunk_gated_delta_rule ran" in found.bound.sentence
+    assert found.bound.fixes[0].title == "Get causal_conv1d_fn, chunk_gated_delta_rule off the slow path"
+    assert found.launches > 6000
+    assert found.busy / found.wall < 0.85
+
+
+def test_a_recorded_step_on_fused_kernels_is_bound_by_its_products() -> None:
+    """One packed step of the cut-down 27B at 4,096 tokens on an H200, by `verify --trace`."""
+    found = profile(RESULTS / "trace-packed-h200.json.gz")
+    assert found.bound.cause is Cause.GEMM
+    assert "slow path" not in found.bound.sentence
+    ran = {symbol: i for i in found.implementations for symbol in i.symbols}
+    assert {"chunk_gated_delta_rule", "causal_conv1d_fn"} <= set(ran)
+    assert not any(i.fallbacks for i in found.implementations)
+    assert found.launches < 1000

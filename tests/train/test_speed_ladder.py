@@ -131,3 +131,80 @@ def test_the_ladder_runs_in_toy_size(tmp_path: Path) -> None:
     assert packing["losses"][0] == pytest.approx(final["losses"][0], rel=0.02), "other code, the same loss"
     assert final["profile"]["cpu_ops"] > 1000
     assert "isolation: no gradient crosses" in "\n".join(final["notes"])
+
+
+RESULTS = BENCHMARKS / "results"
+
+
+def test_the_documented_convolution_is_the_measured_one() -> None:
+    from kernelguard_train import kernels
+
+    found = json.loads((RESULTS / "convolution-h200.json").read_text())
+    assert found["old"]["right"]
+    assert found["new"]["right"]
+    assert found["new"]["deterministic"]
+    assert found["chosen"] == [kernels.ROWS, kernels.COLUMNS, kernels.UNROLL, kernels.WARPS]
+    chosen = next(row for row in found["grid"] if row["sizes"] == found["chosen"])
+    assert chosen["backward_ms"] < found["old"]["backward_ms"] / 4
+    page = (BENCHMARKS.parent / "docs/training/speed.md").read_text()
+    assert f"{chosen['backward_ms']:.2f} ms instead of {found['old']['backward_ms']:.2f}" in page
+
+
+def test_the_documented_starts_are_the_measured_ones() -> None:
+    found = json.loads((RESULTS / "cold-start-h200.json").read_text())
+    starts = {row["way"]: row for row in found["starts"]}
+    page = (BENCHMARKS.parent / "docs/training/speed.md").read_text()
+    for way in ("verified", "image", "again"):
+        row = starts[way]
+        assert row["tunings_after_step_1"] == row["recompiles_after_step_1"] == 0
+        assert f"| {row['start_to_first_step_s']:.1f} | {row['imports_s']:.1f} |" in page
+    assert starts["empty"]["steps"] == 0
+
+
+def test_every_way_of_starting_runs_in_toy_size(tmp_path: Path, toy: Path) -> None:
+    cache = tmp_path / "cache"
+    (cache / "kernel").mkdir(parents=True)
+    (cache / "kernel" / "x.json").write_text("{}")
+    command = [sys.executable, str(BENCHMARKS / "cold_start.py"), "--json", str(tmp_path / "out.json")]
+    small = [f"model.path={toy}", "model.layers=4", "batch.tokens=256", "train.device=cpu", "train.steps=2"]
+    small += ["model.compute_dtype=float32", "data.synthetic_median=40", "data.synthetic_samples=200"]
+    done = subprocess.run(
+        [*command, "--cache", str(cache), "--ways", "empty,image", *small], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    starts = json.loads((tmp_path / "out.json").read_text())["starts"]
+    assert [row["way"] for row in starts] == ["empty", "image"]
+    assert all(row["start_to_first_step_s"] > row["imports_s"] > 0 and row["steps"] == 2 for row in starts)
+    refused = subprocess.run([*command, "--ways", "lukewarm"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "lukewarm is none of empty, verified, image, again" in refused.stderr
+
+
+@pytest.mark.thorough
+def test_two_rank_variants_run_in_toy_size(tmp_path: Path, toy: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "two_gpus" / "scaling.py"), "--json", str(tmp_path / "out.json")]
+    small = [f"model.path={toy}", "model.layers=4", "batch.tokens=256", "train.device=cpu"]
+    small += ["model.compute_dtype=float32", "data.synthetic_median=40", "data.synthetic_samples=400"]
+    done = subprocess.run(
+        [*command, "--only", "base,one,two-layers-per-unit", *small], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    rows = {row["variant"]: row for row in json.loads((tmp_path / "out.json").read_text())["variants"]}
+    assert rows["base"]["gpus"] == 2
+    assert rows["base"]["losses"] == pytest.approx(rows["two-layers-per-unit"]["losses"], rel=1e-5)
+    assert rows["base"]["to_base"] == rows["one"]["to_one"] == 1
+    assert (tmp_path / "out-profile.trace.json.gz").exists()
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    import runpy
+
+    path = tmp_path / "toy" / "config.json"
+    path.parent.mkdir()
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        path.write_text(json.dumps(runpy.run_path(str(BENCHMARKS / "ladder.py"))["TOY"]))
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    return path

@@ -15,7 +15,7 @@ from kernelguard.verify.findings import findings, numbers
 from kernelguard.verify.values import Outcome, Verdict
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-NAMES = ("fla060-triton371", "fla060-stock-triton", "fla041-stock-triton", "isolation", "names")
+NAMES = ("fla060-triton371", "fla060-stock-triton", "fla041-stock-triton", "isolation", "names", "27b", "27b-grouped")
 
 
 def path_of(name: str) -> Path:
@@ -126,3 +126,46 @@ def test_kernels_that_only_decode_are_told_from_liars(verdicts: dict[str, Verdic
     assert outcomes["fused_recurrent_kda"] is Outcome.NO_BACKWARD
     assert outcomes["causal_conv1d_update"] in {Outcome.NO_BACKWARD, Outcome.RIGHT}
     assert outcomes["flex_attention"] is Outcome.RIGHT
+
+
+def test_the_whole_command_on_the_27b(verdicts: dict[str, Verdict]) -> None:
+    """`verify --trace` as a person runs it, with int32 boundaries: every configuration, isolation, one real step."""
+    verdict = verdicts["27b"]
+    probes = {p.symbol: p for p in verdict.probes}
+    assert set(probes) == {"chunk_gated_delta_rule", "causal_conv1d_fn", "scaled_dot_product_attention"}
+    assert all(numbers(p, Level.GPU) is Status.PASS for p in probes.values())
+    states = [c.state for c in probes["chunk_gated_delta_rule"].configurations]
+    assert (states.count("right"), states.count("refused"), len(states)) == (167, 1, 168)
+    every, *rest = verdict.isolation
+    assert every.isolated is True
+    assert [(c.left_out, c.isolated) for c in rest] == [
+        ("position_ids", False),
+        ("cu_seq_lens_q", False),
+        ("seq_idx", False),
+    ]
+    assert verdict.trace is not None
+    ran = {p.symbol: p for p in verdict.trace.fast_paths}
+    assert all(ran[s].forward and ran[s].backward for s in ("chunk_gated_delta_rule", "causal_conv1d_fn"))
+    assert not any(p.fallbacks for p in verdict.trace.fast_paths)
+    assert worst(f.status for f in findings(verdict)) is Status.WARN, "only bits that differ from run to run"
+
+
+def test_the_bundled_trainers_own_calls_on_the_27b(verdicts: dict[str, Verdict]) -> None:
+    """`verify --train-config`: grouped key heads, torch's varlen attention, packed samples apart."""
+    verdict = verdicts["27b-grouped"]
+    probes = {p.symbol: p for p in verdict.probes}
+    assert set(probes) == {"chunk_gated_delta_rule", "causal_conv1d_fn", "varlen_attn"}
+    assert all(numbers(p, Level.GPU) is Status.PASS for p in probes.values())
+    delta = probes["chunk_gated_delta_rule"]
+    assert {(c.shape["k_heads"], c.shape["v_heads"]) for c in delta.cases} == {(16, 48)}
+    assert {c.state for c in delta.configurations} == {"right", "refused"}
+    assert len(delta.configurations) == 118
+    assert verdict.isolation[0].isolated is True
+
+
+def test_a_quick_run_fits_into_a_minute_and_a_first_step_into_seconds() -> None:
+    document = json.loads((RESULTS / "verify-h200-quick.json").read_text("utf-8"))
+    cold, warm = document["cold"], document["warm"]
+    assert cold["exit_code"] == warm["exit_code"] == 0
+    assert warm["seconds"] <= 60.0 < cold["seconds"]
+    assert document["first_step_of_a_new_process_seconds"] < 5.0

@@ -148,7 +148,14 @@ def _sentence(
         Cause.SEQUENCE: f"{share:.0%} of the step is in the kernels of linear attention, scans and convolution",
     }[cause]
     lead = f"{seen:.0%} utilization and yet bound by {cause}" if paradox else f"Bound by {cause}"
-    return f"{lead}: {text}. Really busy {busy:.0%} of {_ms(step)} a step."
+    slow = _slow_paths(found)
+    cost = f" The slow path of {slow} ran, a kernel's fallback in PyTorch." if slow else ""
+    return f"{lead}: {text}.{cost} Really busy {busy:.0%} of {_ms(step)} a step."
+
+
+def _slow_paths(found: Profile) -> str:
+    """The kernels whose fallback's operators were seen."""
+    return ", ".join(dict.fromkeys(i.symbols[0] for i in found.implementations if i.fallbacks))
 
 
 def _rate(found: Profile) -> str:
@@ -220,7 +227,7 @@ def _launch_fixes(found: Profile, launch: float, after_wait: float) -> list[Fix]
     fixes = []
     slow = [i for i in found.implementations if i.fallbacks]
     if slow:
-        names = ", ".join(dict.fromkeys(i.symbols[0] for i in slow))
+        names = _slow_paths(found)
         seen = "; ".join(op for i in slow for op in i.fallbacks)
         small = sum(part.busy for part in found.parts if part.bound in {"memory", "sequence"}) / found.wall
         short = found.short_us / found.wall
