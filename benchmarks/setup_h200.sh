@@ -1,20 +1,35 @@
 #!/usr/bin/env bash
-# Makes the package folders that the ladder runs with, on a bare GPU machine.   setup_h200.sh PACKS SITE QLA
+# Makes the package folders that measurements run with, on a bare GPU machine.   setup_h200.sh PACKS SITE QLA [TOOLS TRL]
 #
-# PACKS holds wheels and *.txz archives; what a pack lacks stays as an earlier call left it, so that packs can be brought
-# one after the other. SITE gets triton, flash-linear-attention, liger, causal-conv1d, mamba-ssm and TRL; QLA gets what
-# qla*.txz holds (flash-qla, tilelang and what they need). With the stock Triton of torch 2.11 fla refuses its gated backward pass.
+# PACKS holds wheels and *.txz archives (pack_h200.sh makes three such folders); what a pack lacks stays as an earlier
+# call left it, so that packs can be brought one after the other. SITE gets triton, flash-linear-attention, liger,
+# causal-conv1d and mamba-ssm; QLA gets what qla*.txz holds (flash-qla, tilelang and what they need); TOOLS gets the
+# wheels of PACKS/tools (what kernelguard itself needs), TRL those of PACKS/trl. With the stock Triton of torch 2.11 fla
+# refuses its gated backward pass.
 set -euo pipefail
-packs=${1:?usage: setup_h200.sh PACKS SITE QLA} site=${2:?} qla=${3:?}
+packs=${1:?usage: setup_h200.sh PACKS SITE QLA [TOOLS TRL]} site=${2:?} qla=${3:?} tools=${4:-} trl=${5:-}
 mkdir -p "$site" "$qla"
 shopt -s nullglob
-for archive in "$packs"/triton-*.txz "$packs"/conv*.txz "$packs"/mamba-*.txz "$packs"/trl-*.txz; do
-  tar xf "$archive" -C "$site" &
-done
-for archive in "$packs"/qla*.txz; do tar xf "$archive" -C "$qla" & done
-wheels=("$packs"/*.whl)
-if [ ${#wheels[@]} -gt 0 ]; then
-  python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$site" "${wheels[@]}"
-fi
-wait
+unpacking=()
+unpack() {  # unpack FOLDER ARCHIVE...: beside each other; a machine that waits costs the same
+  local folder=$1 archive
+  shift
+  for archive in "$@"; do
+    tar xf "$archive" -C "$folder" &
+    unpacking+=($!)
+  done
+}
+install() {  # install FOLDER WHEEL...
+  local folder=$1
+  shift
+  [ $# -gt 0 ] || return 0
+  mkdir -p "$folder"
+  python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$folder" "$@"
+}
+unpack "$site" "$packs"/triton-*.txz "$packs"/conv*.txz "$packs"/mamba-*.txz "$packs"/trl-*.txz
+unpack "$qla" "$packs"/qla*.txz
+install "$site" "$packs"/*.whl
+if [ -n "$tools" ]; then install "$tools" "$packs"/tools/*.whl; fi
+if [ -n "$trl" ]; then install "$trl" "$packs"/trl/*.whl; fi
+for process in "${unpacking[@]}"; do wait "$process"; done
 if [ -d "$site/triton/backends/nvidia/bin" ]; then chmod +x "$site"/triton/backends/nvidia/bin/*; fi
