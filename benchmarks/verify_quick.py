@@ -23,7 +23,7 @@ VERIFY = [
     "-c",
     "from kernelguard.cli import main; main()",
     "verify",
-    str(ROOT / "examples" / "qwen3.8-27b"),
+    "examples/qwen3.8-27b",  # the verdict is published, with the place that was given
     "--python",
     sys.executable,
     "--packed",
@@ -36,12 +36,21 @@ VERIFY = [
 
 def run(name: str, options: argparse.Namespace, more: list[str], *, timeout: float) -> dict[str, Any]:
     """One run of the command: its exit code, its wall time, and what its verdict says about where that went."""
-    output = options.out / f"verify-h200-27b-{name}.json"
-    argv = [*VERIFY, "--warm-cache", str(options.cache), "-o", str(output), "--timeout", f"{timeout:.0f}", *more]
+    output = options.out.absolute() / f"verify-h200-27b-{name}.json"
+    argv = [
+        *VERIFY,
+        "--warm-cache",
+        str(options.cache.absolute()),
+        "-o",
+        str(output),
+        "--timeout",
+        f"{timeout:.0f}",
+        *more,
+    ]
     began = time.monotonic()
     code: int | None
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=timeout + 60.0)
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=timeout + 60.0, cwd=ROOT)
         code, said = done.returncode, f"{done.stdout}\n{done.stderr[-3000:]}"
     except subprocess.TimeoutExpired as error:
         code, said = None, str(error)
