@@ -42,6 +42,7 @@ _FLAGS = {
     "gpu_seen_working": False,
     "nvcc": True,
     "grouped_values": False,
+    "grouped_heads": False,
 }
 
 

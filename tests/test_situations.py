@@ -36,9 +36,13 @@ def config_for(version: str) -> dict[str, Any]:
 class Answer:
     """What one check said."""
 
-    def __init__(self, tmp: Path, env: Interpreter, config: dict[str, Any], *options: str) -> None:
+    def __init__(
+        self, tmp: Path, env: Interpreter, config: dict[str, Any], *options: str, first_on_path: Path | None = None
+    ) -> None:
         model = configs.write(tmp / "model", config)
-        command = Command("check", model, "--python", env.python, "--json", *(options or ("--level", "import")))
+        asked = options or ("--level", "import")
+        variables = {} if first_on_path is None else {"PYTHONPATH": str(first_on_path)}
+        command = Command("check", model, "--python", env.python, "--json", *asked, env=variables)
         assert command.out, command.err
         assert "Traceback" not in command.err, command.err
         self.code = command.code
@@ -336,3 +340,56 @@ def test_changed_sources_never_pass(tmp_path: Path, version: str, old: str, new:
     answer = Answer(tmp_path, env, configs.QWEN3_5)
     assert answer.code in {1, 3}
     assert answer.json["status"] in {"fail", "unknown"}
+
+
+def checkout(folder: Path, version: str) -> Path:
+    """The files of fla as they lie in a clone of its repository: no metadata beside them."""
+    for name, text in crafted.fla(version or "0").items():
+        if name.startswith("fla/"):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text if version else text.replace('__version__ = "0"', ""))
+    return folder
+
+
+def without_fla() -> crafted.Files:
+    return {name: text for name, text in crafted.everything().items() if not name.startswith(("fla", "flash_linear"))}
+
+
+def reasons(answer: Answer, code: str) -> str:
+    return " ".join(f["reason"] for f in answer.json["findings"] if f["code"] == code)
+
+
+def test_a_checkout_before_the_installed_release_is_judged_as_what_it_is(tmp_path: Path) -> None:
+    """Rules go by release: the installed one's metadata passed code that computes wrong numbers."""
+    env = environment(tmp_path / "env", "5.24.0", crafted.everything())
+    old = checkout(tmp_path / "old", "0.4.1")
+    answer = Answer(tmp_path, env, configs.QWEN3_5, first_on_path=old)
+    assert answer.code == 1
+    assert answer.codes("chunk_gated_delta_rule") == {"bound", "other-release", "fla-grouped-values"}
+    assert f"fla 0.4.1 from {old / 'fla'}" in reasons(answer, "other-release")
+
+
+def test_a_checkout_alone_goes_by_its_own_version(tmp_path: Path) -> None:
+    env = environment(tmp_path / "env", "5.24.0", without_fla())
+    old = Answer(tmp_path, env, configs.QWEN3_5, first_on_path=checkout(tmp_path / "old", "0.4.1"))
+    assert old.code == 1
+    assert old.codes("chunk_gated_delta_rule") == {"bound", "fla-grouped-values"}
+    new = Answer(tmp_path, env, configs.QWEN3_5, first_on_path=checkout(tmp_path / "new", "0.6.0"))
+    assert new.code == 0
+    assert new.codes("chunk_gated_delta_rule") == {"bound"}
+    untold = Answer(tmp_path, env, configs.QWEN3_5, first_on_path=checkout(tmp_path / "untold", ""))
+    assert untold.code == 3
+    assert untold.codes("chunk_gated_delta_rule") == {"bound", "release-unknown"}
+
+
+def test_an_editable_install_is_no_alarm(tmp_path: Path) -> None:
+    place = checkout(tmp_path / "clone", "0.6.0")
+    files = {
+        **without_fla(),
+        **crafted.metadata("fla-core", "0.6.0", "__editable___fla_core_0_6_0_finder"),
+        "__editable__.fla_core-0.6.0.pth": f"{place}\n",
+    }
+    answer = Answer(tmp_path, environment(tmp_path / "env", "5.24.0", files), configs.QWEN3_5)
+    assert answer.code == 0
+    assert answer.codes("chunk_gated_delta_rule") == {"bound"}

@@ -29,6 +29,7 @@ from kernelguard.errors import InputError, UndeterminedError
 from kernelguard.judge.assess import Evidence, assess
 from kernelguard.judge.attention import attention_module
 from kernelguard.judge.rules import Facts, OpenRule, Rule, apply_rules, load_rules
+from kernelguard.judge.unowned import as_imported
 from kernelguard.judge.values import Finding, Level, Status
 from kernelguard.matrix import kernel_packages
 from kernelguard.observe.values import Bindings, Environment
@@ -86,7 +87,13 @@ def run_check(request: Request, environ: Mapping[str, str]) -> Check:
     )
     intent = _with_trust(intent, declaration)
     bindings = _bindings(declaration, intent, environment, level, deadline)
-    facts = Facts.of(environment=environment, declaration=declaration, intent=intent, executed=bindings is not None)
+    kernels = kernel_packages()
+    facts = Facts.of(
+        environment=as_imported(declaration.fast_paths, environment, bindings, kernels),
+        declaration=declaration,
+        intent=intent,
+        executed=bindings is not None,
+    )
     rules = load_rules(matrices() / "rules.toml")
     rule_findings, open_rules = apply_rules(rules, facts, today=datetime.now(UTC).date())
     evidence = Evidence(
@@ -96,7 +103,7 @@ def run_check(request: Request, environ: Mapping[str, str]) -> Check:
         bindings=bindings,
         rule_findings=rule_findings,
         told_by={rule.id: rule.told_by for rule in rules if rule.told_by},
-        kernels=kernel_packages(),
+        kernels=kernels,
     )
     if lock is not None:
         evidence = replace(

@@ -179,6 +179,23 @@ CASES: dict[str, Case] = {
         ({"symbols": KDA}, {"grouped_values": False}, {"transformers": "5.22.2"}, _pkgs(fla_core="0.5.0")),
         "grouped_values",
     ),
+    "fla-one-head-count": Case(
+        {
+            "symbols": GDN,
+            "grouped_values": True,
+            "grouped_heads": True,
+            "transformers": "5.22.2",
+            **_pkgs(fla_core="0.4.2"),
+        },
+        (
+            {"symbols": KDA},
+            {"grouped_values": False},
+            {"grouped_heads": False},
+            {"transformers": "5.23.0"},
+            _pkgs(fla_core="0.5.0"),
+        ),
+        "grouped_values",
+    ),
     "fla-old-triton": Case(
         {"symbols": GDN, "triton": "3.2.0", **_pkgs(fla_core="0.5.1")},
         ({"symbols": CONV}, {"triton": "3.3.0"}, _pkgs(fla_core="0.5.0")),

@@ -233,6 +233,7 @@ _MORE = (
     "executed",
     "nvcc",
     "grouped_values",
+    "grouped_heads",
     "gpu",
 )
 _REMOVED = st.sets(st.sampled_from((*_KEYS, *_MORE, "symbols", "pkgs", "via", "env")))

@@ -23,6 +23,7 @@ from kernelguard.judge.modes import judge_modes
 from kernelguard.judge.packing import judge_attention_packing, judge_packing
 from kernelguard.judge.remote import judge_remote
 from kernelguard.judge.tags import other_torch
+from kernelguard.judge.unowned import judge_unowned
 from kernelguard.judge.values import Assessment, FastPathAnswer, Finding, Level, NotUsed, Status, worst
 from kernelguard.matrix import KernelPackage
 from kernelguard.observe.values import Binding, Bindings, Environment, GpuState
@@ -164,6 +165,9 @@ def _judge_path(path: FastPath, evidence: Evidence, level: Level) -> Iterator[Fi
         )
         if not (blocked and found.status is Status.PASS):
             yield found
+        yield from judge_unowned(
+            path, environment=evidence.environment, bindings=evidence.bindings, kernels=evidence.kernels
+        )
     else:
         yield _judge_unexecuted(path, evidence, level)
     yield from blocked

@@ -130,6 +130,7 @@ def _flags(
         ("compile", intent.compile),
         ("use_kernels", intent.use_kernels),
         ("liger", intent.liger),
+        ("grouped_heads", intent.grouped_heads),
         ("executed", executed),
         # Not about the GPU but about what was seen, hence always known. A target is described, not seen.
         ("gpu_seen_working", environment.gpu_state is GpuState.USABLE and _was_seen(environment)),

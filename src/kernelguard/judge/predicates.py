@@ -124,6 +124,7 @@ FLAGS = {
     "executed": ("the model's code was really imported", "the model's code was only read"),
     "gpu_seen_working": ("torch reached the GPU", "torch was not seen reaching the GPU"),
     "grouped_values": ("linear attention has more value heads than key heads", "value heads equal key heads"),
+    "grouped_heads": ("the trainer's layers do not repeat key heads", "the layers are transformers' own"),
 }
 
 

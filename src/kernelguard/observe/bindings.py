@@ -127,6 +127,7 @@ def _import_fact(record: Record) -> ImportFact:
         search_path=tuple(record.get("search_path", ())),
         symbols={str(name): bool(there) for name, there in record.get("symbols", {}).items()},
         distributions=tuple(record.get("distributions", ())),
+        version=str(record.get("version", "")),
     )
 
 

@@ -129,6 +129,8 @@ class ImportFact:
     """Which of the asked names the module has."""
     distributions: tuple[str, ...] = ()
     """Installed distributions that own this top-level import name."""
+    version: str = ""
+    """`__version__` of the top-level package, where it has one."""
 
 
 class BoundTo(StrEnum):
