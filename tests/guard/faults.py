@@ -75,6 +75,12 @@ class Packages:
         }
 
     @staticmethod
+    def checkout_of_conv1d() -> dict[str, str]:
+        """As in a clone of its repository: the same names, other code, and no metadata that says so."""
+        working = Packages.working()["causal_conv1d/__init__.py"]
+        return {"causal_conv1d/__init__.py": working.replace("* 1.5", "* 2.5")}
+
+    @staticmethod
     def fla_without_triton() -> dict[str, str]:
         return {
             "fla/__init__.py": '__version__ = "0.6.0"\n',
@@ -110,6 +116,11 @@ FAULTS = {
         78,
         ("causal_conv1d_fn", "ImportError: undefined symbol: _ZN3c104cuda9SetDeviceEi"),
         packages=Packages.broken_conv1d,
+    ),
+    "a-checkout-before-it": Fault(
+        78,
+        ("causal_conv1d_fn", "which belongs to no installed distribution"),
+        packages=Packages.checkout_of_conv1d,
     ),
     "another-fla": Fault(78, ("version of fla-core is 0.5.1", "0.6.0"), packages=Packages.another_fla),
     "another-transformers": Fault(

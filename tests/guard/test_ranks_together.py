@@ -56,7 +56,7 @@ def test_equal_ranks_start_and_the_script_finds_a_process_in_which_nothing_was_i
 
 
 GROUPS = {
-    "installed": ("broken-conv1d", "another-fla", "another-transformers"),
+    "installed": ("broken-conv1d", "another-fla", "another-transformers", "a-checkout-before-it"),
     "at-import": ("a-package-that-raises-where-it-should-hide", "crash-at-import", "another-switch"),
     "node": ("dies-in-the-probe", "wrong-numbers"),
     "cannot-tell": ("hangs-in-the-probe", "garbage-in-the-result"),

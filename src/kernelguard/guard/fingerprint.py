@@ -322,6 +322,14 @@ def _bound(report: Report, result: ChildResult, request: Mapping[str, Any], tick
         if record is not None and record["bound_to"] in _MECHANISM:
             target = str(record.get("target", "")) or "nothing"
             report.fields[key] = f"{_MECHANISM[str(record['bound_to'])]} {target}"
+            folder = _of_no_distribution(record, str(site["import_module"]).partition(".")[0])
+            if folder is not None and record["bound_to"] == "kernel":
+                # Versions and RECORDs above are those of other files than the ones that run.
+                report.fields[key] += f" from {folder}"
+                report.causes[key] = (
+                    f"it is imported from {folder}, which belongs to no installed distribution (a checkout, or an "
+                    "editable install): nothing says that it is what was verified. Install it"
+                )
             if record["bound_to"] in {"torch", "other"} and record.get("detail"):
                 report.causes[key] = str(record["detail"])
         elif site["module"] in failed:
@@ -335,6 +343,22 @@ def _bound(report: Report, result: ChildResult, request: Mapping[str, Any], tick
         else:
             why = str(record.get("detail", "")) if record is not None else (problems or result.ending())
             report.unknown.append(f"what {site['symbol']} is bound to: {why or 'the worker did not say'}")
+
+
+def _of_no_distribution(record: Mapping[str, Any], package: str) -> Path | None:
+    """The folder of an imported package that no installed distribution owns."""
+    file = str(record.get("file", ""))
+    if not file or record.get("distribution"):
+        return None
+    folder = next((p for p in Path(file).parents if p.name == package), None)
+    if folder is None:
+        return None
+    for dist in importlib.metadata.distributions():
+        # Without a RECORD, as some package managers leave it, the place alone tells.
+        named = normalized(dist.metadata["Name"] or "") in KERNEL_DISTRIBUTIONS
+        if named and Path(str(dist.locate_file(""))).resolve() == folder.parent.resolve():
+            return None
+    return folder
 
 
 def bound_field(module: str, symbol: str) -> str:
