@@ -77,7 +77,8 @@ def run_check(request: Request, environ: Mapping[str, str]) -> Check:
         request.flags, request.intent_file, request.train_config, versions=_versions(environment, tree)
     )
     # Reading what a run does not ask for would be a good part of a static check.
-    unasked = {"hub_layers": intent.use_kernels, "liger": intent.liger, "sample_mask": intent.packed}
+    unasked = {"hub_layers": intent.use_kernels, "liger": intent.liger}
+    unasked |= dict.fromkeys(("sample_mask", "flash_boundary"), intent.packed)
     assumed = "trust_remote_code" in intent.assumed
     declaration = declare(
         config,

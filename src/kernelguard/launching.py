@@ -302,7 +302,8 @@ def _declared(
         return None
     tree = transformers_tree(request.transformers or lock.transformers or None, environ)
     intent = resolve_intent(intent_flags(lock))
-    unasked = {"hub_layers": intent.use_kernels, "liger": intent.liger, "sample_mask": intent.packed}
+    unasked = {"hub_layers": intent.use_kernels, "liger": intent.liger}
+    unasked |= dict.fromkeys(("sample_mask", "flash_boundary"), intent.packed)
     return declare(config, tree, leave_out={name for name, asked in unasked.items() if not asked})
 
 

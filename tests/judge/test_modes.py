@@ -15,6 +15,7 @@ from kernelguard.declare.modes import (
     CacheSplit,
     CarriesState,
     Experts,
+    FlashBoundary,
     HubLayer,
     HubLayers,
     HubLoad,
@@ -236,6 +237,27 @@ def test_packed_samples_need_a_mask_that_was_told_of_them() -> None:
     configured = declared(mask, replace(ATTENTION, configured="flash_attention_2"))
     found = {f.code for f in judge_modes(configured, packed, machine(flash_attn="2.8.3"))}
     assert "attention-boundary-never-passed" not in found
+
+
+def test_flash_attention_does_not_learn_from_positions_that_a_layer_keeps() -> None:
+    kept = FlashBoundary(path="", model_type="m", attention="MAttention", file="f.py", line=3, hands_on=True)
+    leak = {"attention-boundary-never-passed": Status.FAIL}
+    run = Intent(packed=True, signals=("position_ids",), attn_implementation="org/flash-kernel")
+
+    def found(fact: FlashBoundary, intent: Intent) -> dict[str, Status]:
+        every = codes(fact, intent, machine())
+        return {code: status for code, status in every.items() if code in leak}
+
+    assert found(kept, run) == leak
+    assert "cu_seq_lens_k" in reasons(kept, run, machine())
+    told = replace(run, signals=("position_ids", "cu_seq_lens_q"))
+    assert found(kept, told) == {}
+    assert found(replace(kept, hands_on=False), told) == leak
+    for other in (replace(run, attn_implementation=None), replace(run, packed=False), replace(run, signals=None)):
+        assert found(kept, other) == {}
+    configured = declared(kept, replace(ATTENTION, configured="flash_attention_2"))
+    by_itself = {f.code for f in judge_modes(configured, replace(run, attn_implementation=None), machine())}
+    assert "attention-boundary-never-passed" in by_itself
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,21 @@ class SampleMask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FlashBoundary:
+    """A text part whose attention keeps `position_ids` to itself: flash attention does not learn of samples by them."""
+
+    path: str
+    """Of the part in config.json; empty for the top."""
+    model_type: str
+    attention: str
+    """The layer's class."""
+    file: str
+    line: int
+    hands_on: bool
+    """Other keyword arguments reach the kernel: `cu_seq_lens_q` does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CarriesState:
     """A part that carries state over a whole row and takes no sample boundaries; known from reading it."""
 
@@ -213,5 +228,6 @@ ModeFact = (
     | AlwaysSlow
     | CacheSplit
     | SampleMask
+    | FlashBoundary
     | CarriesState
 )

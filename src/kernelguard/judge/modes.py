@@ -16,6 +16,7 @@ from kernelguard.declare.modes import (
     CacheSplit,
     CarriesState,
     Experts,
+    FlashBoundary,
     HubLayers,
     HubLoad,
     LigerSupport,
@@ -86,6 +87,8 @@ def _judge(fact: ModeFact, declaration: Declaration, intent: Intent, environment
                 )
         case SampleMask():
             yield from _sample_mask(fact, declaration, intent)
+        case FlashBoundary():
+            yield from _flash_boundary(fact, declaration, intent)
         case _:
             return  # attention is judged for the whole model at once
 
@@ -94,9 +97,7 @@ def _sample_mask(fact: SampleMask, declaration: Declaration, intent: Intent) -> 
     """Flash and varlen attention take no such mask: they read boundaries from what each batch carries."""
     if not intent.packed or intent.phase is not Phase.TRAINING:
         return
-    parts = {f.path: f for f in declaration.modes if isinstance(f, Attention)}
-    said = [intent.attn_implementation, *(parts[p].configured for p in (fact.path, "") if p in parts)]
-    name = next((n for n in said if n), "")
+    name = _attention_of(fact.path, declaration, intent)
     if "flash" in name or "varlen" in name:
         return
     if not fact.is_library_mask:
@@ -118,6 +119,33 @@ def _sample_mask(fact: SampleMask, declaration: Declaration, intent: Intent) -> 
         fix="turn packing off for this model, or send an attention_mask of four dimensions that is block-diagonal",
         evidence=(f"{fact.file}:{fact.line}",),
     )
+
+
+def _flash_boundary(fact: FlashBoundary, declaration: Declaration, intent: Intent) -> Iterator[Finding]:
+    """Boundaries of its own (`cu_seq_lens_q`) reach flash attention past such a layer; position ids do not."""
+    if not intent.packed or intent.phase is not Phase.TRAINING or intent.signals is None:
+        return
+    name = _attention_of(fact.path, declaration, intent)
+    if "flash" not in name or ("cu_seq_lens_q" in intent.signals and fact.hands_on):
+        return
+    yield Finding(
+        code="attention-boundary-never-passed",
+        status=Status.FAIL,
+        reason=f"{fact.attention} of transformers {declaration.transformers.version} keeps `position_ids` to itself "
+        f"({fact.file}:{fact.line}), and {name} learns from them where samples begin: they attend to the ones before "
+        "them",
+        fix="send cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k too"
+        if fact.hands_on
+        else "turn packing off for this model",
+        evidence=(f"{fact.file}:{fact.line}",),
+    )
+
+
+def _attention_of(path: str, declaration: Declaration, intent: Intent) -> str:
+    """The attention implementation that was asked for, by the run or by the configuration; empty: by nobody."""
+    parts = {f.path: f for f in declaration.modes if isinstance(f, Attention)}
+    said = [intent.attn_implementation, *(parts[p].configured for p in (path, "") if p in parts)]
+    return next((n for n in said if n), "")
 
 
 def _hub_load(fact: HubLoad, declaration: Declaration, intent: Intent, environment: Environment) -> Iterator[Finding]:
