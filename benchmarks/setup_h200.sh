@@ -32,4 +32,6 @@ install "$site" "$packs"/*.whl
 if [ -n "$tools" ]; then install "$tools" "$packs"/tools/*.whl; fi
 if [ -n "$trl" ]; then install "$trl" "$packs"/trl/*.whl; fi
 for process in "${unpacking[@]}"; do wait "$process"; done
+# As in a prepared image: without bytecode each import of a package compiles it anew, wherever it cannot be written.
+python3 -m compileall -q -j 0 "$site" "$qla" ${tools:+"$tools"} ${trl:+"$trl"} > /dev/null 2>&1 || true
 if [ -d "$site/triton/backends/nvidia/bin" ]; then chmod +x "$site"/triton/backends/nvidia/bin/*; fi
