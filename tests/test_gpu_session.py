@@ -93,7 +93,7 @@ def test_a_limit_ends_a_job_with_all_that_it_started_and_the_budget_leaves_jobs_
     plan = """
 [[job]]
 name = "long"
-limit = 1
+limit = 6
 command = 'sleep 300 & echo $! > $OUT/child; echo partial > $OUT/result; wait'
 [[job]]
 name = "late"
