@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch.nn import functional
 
 from kernelguard_train import bindings, float8, fused, gated_delta, isolation, loss, model
 from kernelguard_train.batches import Batch, packed_batch
+from kernelguard_train.errors import ModelError
 from kernelguard_train.ranks import Ranks
 from kernelguard_train.sharding import make_mesh
 from kernelguard_train.working import GradientSum, WorkingCopy
@@ -189,6 +192,23 @@ def test_the_gated_delta_layer_is_the_models_own(tmp_path: Path, alone: Ranks, m
     for parameter, gradient in expected.items():
         torch.testing.assert_close(found[parameter], gradient, rtol=1e-3, atol=1e-4, msg=parameter)
     isolation.check(made.network, made.parts.embedding, tiny.VOCABULARY, alone.device)
+
+
+def test_an_fla_that_takes_key_heads_for_value_heads_is_refused(
+    tmp_path: Path, alone: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = build(tmp_path, alone)
+
+    def adopted(version: str) -> str:
+        fla = types.ModuleType("fla")
+        fla.__version__ = version  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "fla", fla)
+        with pytest.raises(ModelError) as caught:
+            gated_delta.adopt(made.parts.layers, compiled=False, dynamic=False, own_convolution=False, project=None)
+        return str(caught.value)
+
+    assert "and 0.4.2 takes the one number for the other and computes wrong values" in adopted("0.4.2")
+    assert "model.fused = on needs flash-linear-attention" in adopted("0.5.0"), "it has no gated norm here"
 
 
 def test_the_rotation_is_the_models_own() -> None:

@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from packaging.version import InvalidVersion, Version
 from torch import nn
 from torch.nn import functional
 
 from kernelguard_train.errors import ModelError
 
 _PARTS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "A_log", "dt_bias", "norm", "out_proj")
+_TWO_HEAD_COUNTS = Version("0.5.0")
 _SIZES = ("key_dim", "value_dim", "head_k_dim", "head_v_dim", "activation", "layer_idx")
 
 
@@ -59,11 +61,12 @@ def adopt(
     """Gives every gated delta layer this forward pass, in place; returns what was done, or nothing.
 
     Raises:
-        ModelError: when fla, whose gated norm it needs, cannot be imported.
+        ModelError: when fla, whose gated norm it needs, cannot be imported, or takes key heads for value heads.
     """
     found = [module for layer in layers for module in layer.modules() if suits(module)]
     if not found:
         return ""
+    _check_heads(found)
     gated_norm = _gated_norm()
     from kernelguard_train import kernels  # noqa: PLC0415 - imports Triton, as fla does
 
@@ -76,6 +79,31 @@ def adopt(
         own += fits
         bind(module, gated_norm, make_gates, kernels.convolution if fits else None, project)
     return f"{len(found)} gated delta layers without repeated heads, {own} with the trainer's own convolution"
+
+
+def _check_heads(layers: Iterable[nn.Module]) -> None:
+    """Refuses an fla that knows one number of heads: with fewer key heads it computes wrong numbers, and says nothing.
+
+    Read in fla-core 0.4.2 and 0.5.0: ops/gated_delta_rule/chunk.py.
+    """
+    sizes: list[Any] = list(layers)
+    if all(s.key_dim // s.head_k_dim == s.value_dim // s.head_v_dim for s in sizes):
+        return
+    try:
+        import fla  # noqa: PLC0415 - GPU only
+    except ImportError:
+        return  # said where it is needed
+    version = str(getattr(fla, "__version__", ""))
+    try:
+        old = Version(version) < _TWO_HEAD_COUNTS
+    except InvalidVersion:
+        return
+    if old:
+        raise ModelError(
+            f"model.fused = on hands fewer key heads than value heads to flash-linear-attention, and {version} takes the "
+            f"one number for the other and computes wrong values: it needs {_TWO_HEAD_COUNTS} or later, or "
+            "model.fused = off"
+        )
 
 
 def _gated_norm() -> Callable[..., Any]:
