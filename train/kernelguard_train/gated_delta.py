@@ -100,9 +100,9 @@ def _check_heads(layers: Iterable[nn.Module]) -> None:
         return
     if old:
         raise ModelError(
-            f"model.fused = on hands fewer key heads than value heads to flash-linear-attention, and {version} takes the "
-            f"one number for the other and computes wrong values: it needs {_TWO_HEAD_COUNTS} or later, or "
-            "model.fused = off"
+            "model.fused = on hands fewer key heads than value heads to flash-linear-attention, and "
+            f"{version} takes the one number for the other and computes wrong values: it needs {_TWO_HEAD_COUNTS} or "
+            "later, or model.fused = off"
         )
 
 
