@@ -207,7 +207,9 @@ def test_an_fla_that_takes_key_heads_for_value_heads_is_refused(
             gated_delta.adopt(made.parts.layers, compiled=False, dynamic=False, own_convolution=False, project=None)
         return str(caught.value)
 
-    assert "and 0.4.2 takes the one number for the other and computes wrong values" in adopted("0.4.2")
+    assert "flash-linear-attention 0.4.2 takes the number of key heads for that of value heads" in adopted("0.4.2")
+    with pytest.raises(ModelError, match=r"0\.5\.0 or later is needed"):
+        gated_delta.check_heads(made.network.modules())
     assert "model.fused = on needs flash-linear-attention" in adopted("0.5.0"), "it has no gated norm here"
 
 

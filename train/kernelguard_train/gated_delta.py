@@ -22,6 +22,8 @@ from kernelguard_train.errors import ModelError
 
 _PARTS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "A_log", "dt_bias", "norm", "out_proj")
 _TWO_HEAD_COUNTS = Version("0.5.0")
+HANDED_ON_SINCE = Version("5.23")
+"""From this transformers on its own layers, too, leave key heads as they are; before, they repeated them."""
 _SIZES = ("key_dim", "value_dim", "head_k_dim", "head_v_dim", "activation", "layer_idx")
 
 
@@ -66,7 +68,7 @@ def adopt(
     found = [module for layer in layers for module in layer.modules() if suits(module)]
     if not found:
         return ""
-    _check_heads(found)
+    check_heads(found)
     gated_norm = _gated_norm()
     from kernelguard_train import kernels  # noqa: PLC0415 - imports Triton, as fla does
 
@@ -81,12 +83,15 @@ def adopt(
     return f"{len(found)} gated delta layers without repeated heads, {own} with the trainer's own convolution"
 
 
-def _check_heads(layers: Iterable[nn.Module]) -> None:
+def check_heads(modules: Iterable[nn.Module]) -> None:
     """Refuses an fla that knows one number of heads: with fewer key heads it computes wrong numbers, and says nothing.
 
     Read in fla-core 0.4.2 and 0.5.0: ops/gated_delta_rule/chunk.py.
+
+    Raises:
+        ModelError: when one of the modules is a layer with fewer key heads than value heads, and fla is such a one.
     """
-    sizes: list[Any] = list(layers)
+    sizes: list[Any] = [module for module in modules if suits(module)]
     if all(s.key_dim // s.head_k_dim == s.value_dim // s.head_v_dim for s in sizes):
         return
     try:
@@ -100,9 +105,8 @@ def _check_heads(layers: Iterable[nn.Module]) -> None:
         return
     if old:
         raise ModelError(
-            "model.fused = on hands fewer key heads than value heads to flash-linear-attention, and "
-            f"{version} takes the one number for the other and computes wrong values: it needs {_TWO_HEAD_COUNTS} or "
-            "later, or model.fused = off"
+            f"flash-linear-attention {version} takes the number of key heads for that of value heads, which this model "
+            f"has more of, and computes wrong values: {_TWO_HEAD_COUNTS} or later is needed"
         )
 
 

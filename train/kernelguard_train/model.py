@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.version import Version
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -109,6 +110,7 @@ def build(config: Config, mesh: DeviceMesh, device: torch.device) -> Built:
     Raises:
         ModelError: when anything about it cannot be had as configured; nothing falls back silently.
     """
+    import transformers  # noqa: PLC0415
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
     text = text_config(config)
@@ -129,6 +131,8 @@ def build(config: Config, mesh: DeviceMesh, device: torch.device) -> Built:
         notes.append(quantized.convert(lm.base_model.layers, config.model.torchao_float8, device))
     fused = device.type == "cuda" if config.model.kernels == "auto" else config.model.kernels == "fused"
     bound = bindings.bind(lm, fused=fused, convolution=config.model.convolution)
+    if fused and Version(transformers.__version__) >= gated_delta.HANDED_ON_SINCE:
+        gated_delta.check_heads(lm.modules())
     compiled = device.type == "cuda"
     loss.adopt(
         lm.get_output_embeddings(),
