@@ -79,7 +79,8 @@ def attempt(module: str, symbols: list[str]) -> dict[str, Any]:
         file = getattr(imported, "__file__", None)
         fact: dict[str, Any] = {"outcome": "ok", "file": str(file or ""), "symbols": {}}
         fact["search_path"] = [str(entry) for entry in getattr(imported, "__path__", ())]
-        version = getattr(sys.modules.get(module.partition(".")[0]), "__version__", None)
+        # Not getattr: a package whose names are made on demand may raise for this one.
+        version = getattr(sys.modules.get(module.partition(".")[0]), "__dict__", {}).get("__version__")
         fact["version"] = version if isinstance(version, str) else ""
     except SystemExit as error:
         return {"outcome": "exited", "error_type": "SystemExit", "error": f"exit code {error.code}"}
