@@ -169,3 +169,13 @@ def test_a_quick_run_fits_into_a_minute_and_a_first_step_into_seconds() -> None:
     assert cold["exit_code"] == warm["exit_code"] == 0
     assert warm["seconds"] <= 60.0 < cold["seconds"]
     assert document["first_step_of_a_new_process_seconds"] < 5.0
+
+
+def test_what_is_said_of_flashqla_was_measured() -> None:
+    found = json.loads((RESULTS / "flash-qla-h200.json").read_text("utf-8"))
+    whole = [error for tensors in found["errors"].values() for error, _ in tensors.values()]
+    page = (RESULTS.parents[1] / "docs" / "verify.md").read_text("utf-8")
+    assert f"within {min(whole):.4f} to {max(whole):.4f} of the\nreference" in page
+    assert found["repeats_that_differed_of_5"] == 0
+    assert found["samples_apart"]
+    assert f"{found['forward_and_backward_ms']['median']:.1f} ms forward" in page
