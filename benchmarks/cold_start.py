@@ -4,8 +4,8 @@
 
 Four starts of the same command, four layers of the published 27B (tuning does not depend on how many there are), 4096
 tokens to a pack: with nothing compiled; with the folder that `kernelguard verify --warm-cache DIR` left for that
-configuration and length; and with that folder as an image's layer brings it, packed and unpacked elsewhere, read-only
-and owned by root. `verify` is run with `--train-config` of the same file and `--length 4096`, so it measures the calls
+configuration and length; and with that folder as an image's layer brings it, packed and unpacked elsewhere and
+read-only. `verify` is run with `--train-config` of the same file and `--length 4096`, so it measures the calls
 that this training makes. Triton's cache alone is warm: what torch.compile makes is made anew each time, but
 for `again`, which is the second start after `verified` and finds that too.
 One JSON file; a start that is not at its end within the limit says so.
@@ -98,6 +98,8 @@ def main() -> int:
     unknown = set(ways) - set(WAYS)
     if unknown:
         parser.error(f"--ways: {', '.join(sorted(unknown))} is none of {', '.join(WAYS)}")
+    if "again" in ways and "verified" not in ways[: ways.index("again")]:
+        parser.error("--ways: again finds what torch.compile made in verified, which has to come before it")
     if options.cache is None and ways != ["empty"]:
         parser.error("--cache: the folder that `kernelguard verify --warm-cache` left")
     import ladder  # noqa: PLC0415 - after the arguments are known to be good

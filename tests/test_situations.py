@@ -393,3 +393,14 @@ def test_an_editable_install_is_no_alarm(tmp_path: Path) -> None:
     answer = Answer(tmp_path, environment(tmp_path / "env", "5.24.0", files), configs.QWEN3_5)
     assert answer.code == 0
     assert answer.codes("chunk_gated_delta_rule") == {"bound"}
+
+
+def test_a_verdict_on_a_checkout_says_that_its_fingerprint_is_of_other_files(tmp_path: Path) -> None:
+    """Otherwise it would admit ranks that have the installed release, which it never measured."""
+    env = environment(tmp_path / "env", "5.24.0", crafted.everything())
+    model = configs.write(tmp_path / "model", configs.QWEN3_5)
+    clone = checkout(tmp_path / "clone", "0.6.0")
+    asked = ("verify", model, "--python", env.python, "--level", "import", "--json")
+    loose = json.loads(Command(*asked, env={"PYTHONPATH": str(clone)}).out)
+    assert [str(clone / "fla") in problem for problem in loose["problems"]] == [True]
+    assert json.loads(Command(*asked).out)["problems"] == []

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import InvalidVersion, Version
 
 from kernelguard.data import matrices
+from kernelguard.declare.choices import unasked
 from kernelguard.declare.config import read_config
 from kernelguard.declare.declaration import declare
 from kernelguard.declare.intent import resolve_intent
@@ -76,14 +77,11 @@ def run_check(request: Request, environ: Mapping[str, str]) -> Check:
     intent = resolve_intent(
         request.flags, request.intent_file, request.train_config, versions=_versions(environment, tree)
     )
-    # Reading what a run does not ask for would be a good part of a static check.
-    unasked = {"hub_layers": intent.use_kernels, "liger": intent.liger}
-    unasked |= dict.fromkeys(("sample_mask", "flash_boundary"), intent.packed)
     assumed = "trust_remote_code" in intent.assumed
     declaration = declare(
         config,
         tree,
-        leave_out={name for name, asked in unasked.items() if not asked},
+        leave_out=unasked(intent),
         trusted=None if assumed else intent.trust_remote_code,
     )
     intent = _with_trust(intent, declaration)

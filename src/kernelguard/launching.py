@@ -17,6 +17,7 @@ from packaging.version import InvalidVersion, Version
 from kernelguard.check import Request as CheckRequest
 from kernelguard.check import run_check, transformers_tree
 from kernelguard.data import matrices
+from kernelguard.declare.choices import unasked
 from kernelguard.declare.config import read_config
 from kernelguard.declare.declaration import declare
 from kernelguard.declare.intent import resolve_intent
@@ -302,9 +303,7 @@ def _declared(
         return None
     tree = transformers_tree(request.transformers or lock.transformers or None, environ)
     intent = resolve_intent(intent_flags(lock))
-    unasked = {"hub_layers": intent.use_kernels, "liger": intent.liger}
-    unasked |= dict.fromkeys(("sample_mask", "flash_boundary"), intent.packed)
-    return declare(config, tree, leave_out={name for name, asked in unasked.items() if not asked})
+    return declare(config, tree, leave_out=unasked(intent))
 
 
 def _engine(request: Request) -> Engine:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from kernelguard.check import Request, run_check
 from kernelguard.errors import InputError
+from kernelguard.judge.unowned import unpinned
 from kernelguard.judge.values import Finding, Level, Status, worst
+from kernelguard.matrix import kernel_packages
 from kernelguard.report.document import Check
 from kernelguard.verify.findings import findings
 from kernelguard.verify.run import verify
@@ -104,7 +106,9 @@ def run_verify(
         earlier=earlier,
         progress=say,
     )
-    verdict = replace(verdict, phases={"check": checked, **verdict.phases})
+    loose = unpinned(check.declaration.fast_paths, check.environment, check.bindings, kernel_packages())
+    phases = {"check": checked, **verdict.phases}
+    verdict = replace(verdict, phases=phases, problems=(*verdict.problems, *loose))
     fixes = {f.fast_path: f.fix for f in check.assessment.findings if f.fast_path and f.fix}
     return Proof(check=check, verdict=verdict, findings=(*locked, *findings(verdict, fixes)))
 

@@ -27,6 +27,16 @@ def record(module, query, key, value, attention_mask=None, **kwargs):
 AttentionInterface.register("recorded", record)
 AttentionMaskInterface.register("recorded", lambda *_, **__: None)
 answers = {}
+try:
+    # Before it was written over: a class of its own calls transformers' flash attention by name.
+    import transformers.models.olmoe.modeling_olmoe as olmoe
+    olmoe.OLMOE_ATTENTION_CLASSES["recorded"] = olmoe.OlmoeFlashAttention2
+    def flash(query, key, value, *args, **kwargs):
+        made, _ = record(None, *(x.transpose(1, 2) for x in (query, key, value)), **kwargs)
+        return made
+    olmoe._flash_attention_forward = flash
+except AttributeError:
+    pass
 for name, settings in json.loads(sys.argv[1]).items():
     config = CONFIG_MAPPING[name](vocab_size=64, bos_token_id=1, eos_token_id=2, pad_token_id=0, **settings)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="recorded")
@@ -46,7 +56,10 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "gemma2": _SMALL | {"num_key_value_heads": 1, "head_dim": 16},
     "qwen3": _SMALL | {"num_key_value_heads": 1, "head_dim": 16},
     "phi": _SMALL,
+    "olmoe": _SMALL | {"num_experts": 4, "num_experts_per_tok": 2},
+    "granitemoe": _SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
+KEPT = {"4.57.6": {"persimmon", "olmoe", "granitemoe"}, "5.17.0": {"persimmon"}, "5.24.0": {"persimmon"}}
 
 
 def kept(version: str, name: str, settings: dict[str, Any]) -> list[FlashBoundary]:
@@ -55,7 +68,7 @@ def kept(version: str, name: str, settings: dict[str, Any]) -> list[FlashBoundar
     return [fact for fact in found.modes if isinstance(fact, FlashBoundary)]
 
 
-@pytest.mark.parametrize("version", ["5.17.0", "5.24.0"])
+@pytest.mark.parametrize("version", list(KEPT))
 def test_what_is_read_is_what_arrives(version: str) -> None:
     site = transformers_base(version)
     done = subprocess.run(
@@ -67,9 +80,8 @@ def test_what_is_read_is_what_arrives(version: str) -> None:
         positions, boundaries = arrives[name]
         facts = kept(version, name, settings)
         assert bool(facts) is not positions, (name, facts)
-        assert boundaries, "every one of them hands on what it does not name"
-        assert all(fact.hands_on for fact in facts)
-    assert not arrives["persimmon"][0], "the premise"
+        assert all(fact.hands_on or not boundaries for fact in facts), (name, facts)
+    assert {name for name, (positions, _) in arrives.items() if not positions} == KEPT[version]
 
 
 def test_the_layer_is_named() -> None:

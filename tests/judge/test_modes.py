@@ -246,12 +246,13 @@ def test_flash_attention_does_not_learn_from_positions_that_a_layer_keeps() -> N
 
     def found(fact: FlashBoundary, intent: Intent) -> dict[str, Status]:
         every = codes(fact, intent, machine())
-        return {code: status for code, status in every.items() if code in leak}
+        return {code: status for code, status in every.items() if code in {*leak, "packing-unknown"}}
 
     assert found(kept, run) == leak
-    assert "cu_seq_lens_k" in reasons(kept, run, machine())
+    assert "send cu_seq_lens_q" in reasons(kept, run, machine())
     told = replace(run, signals=("position_ids", "cu_seq_lens_q"))
-    assert found(kept, told) == {}
+    # GraniteMoE in 4.57 hands on what it does not name, and never gets them.
+    assert found(kept, told) == {"packing-unknown": Status.UNKNOWN}
     assert found(replace(kept, hands_on=False), told) == leak
     for other in (replace(run, attn_implementation=None), replace(run, packed=False), replace(run, signals=None)):
         assert found(kept, other) == {}

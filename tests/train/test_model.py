@@ -418,6 +418,8 @@ def _stand_ins(monkeypatch: pytest.MonkeyPatch, **modules: dict[str, Any]) -> No
         for end in range(path.count(".")):
             parent = path.rsplit(".", path.count(".") - end)[0]
             monkeypatch.setitem(sys.modules, parent, sys.modules.get(parent, types.ModuleType(parent)))
+            if parent == "fla":
+                monkeypatch.setattr(sys.modules[parent], "__version__", "0.6.0", raising=False)
         monkeypatch.setitem(sys.modules, path, module)
 
 

@@ -210,6 +210,7 @@ def test_an_fla_that_takes_key_heads_for_value_heads_is_refused(
     assert "flash-linear-attention 0.4.2 takes the number of key heads for that of value heads" in adopted("0.4.2")
     with pytest.raises(ModelError, match=r"0\.5\.0 or later is needed"):
         gated_delta.check_heads(made.network.modules())
+    assert "cannot be told; 0.5.0 or later does" in adopted("of somebody's own")
     assert "model.fused = on needs flash-linear-attention" in adopted("0.5.0"), "it has no gated norm here"
 
 

@@ -98,12 +98,15 @@ def check_heads(modules: Iterable[nn.Module]) -> None:
         import fla  # noqa: PLC0415 - GPU only
     except ImportError:
         return  # said where it is needed
-    version = str(getattr(fla, "__version__", ""))
+    version = str(getattr(fla, "__version__", "of unknown version"))
     try:
-        old = Version(version) < _TWO_HEAD_COUNTS
-    except InvalidVersion:
-        return
-    if old:
+        known = Version(version)
+    except InvalidVersion as error:
+        raise ModelError(
+            f"flash-linear-attention {version}: whether it knows more value heads than key heads, as this model has, "
+            f"cannot be told; {_TWO_HEAD_COUNTS} or later does"
+        ) from error
+    if known < _TWO_HEAD_COUNTS:
         raise ModelError(
             f"flash-linear-attention {version} takes the number of key heads for that of value heads, which this model "
             f"has more of, and computes wrong values: {_TWO_HEAD_COUNTS} or later is needed"

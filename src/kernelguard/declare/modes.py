@@ -206,7 +206,7 @@ class FlashBoundary:
     file: str
     line: int
     hands_on: bool
-    """Other keyword arguments reach the kernel: `cu_seq_lens_q` does."""
+    """The layer hands on what it does not name, such as `cu_seq_lens_q`, if it gets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

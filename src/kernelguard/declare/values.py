@@ -254,7 +254,7 @@ class Intent:
     compile: bool = False
     use_cache: bool = False
     grouped_heads: bool = False
-    """A gated delta rule gets fewer key heads than value heads as they are; transformers' own layers repeat them."""
+    """A gated delta rule gets fewer key heads than value heads as they are; transformers repeats them up to 5.22."""
     trust_remote_code: bool = False
     """Code that the checkpoint brings along is run instead of transformers' own."""
     assumed: tuple[str, ...] = ()

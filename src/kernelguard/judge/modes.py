@@ -122,21 +122,29 @@ def _sample_mask(fact: SampleMask, declaration: Declaration, intent: Intent) -> 
 
 
 def _flash_boundary(fact: FlashBoundary, declaration: Declaration, intent: Intent) -> Iterator[Finding]:
-    """Boundaries of its own (`cu_seq_lens_q`) reach flash attention past such a layer; position ids do not."""
+    """Position ids do not get past such a layer; whether `cu_seq_lens_q` gets to it, depends on those around it."""
     if not intent.packed or intent.phase is not Phase.TRAINING or intent.signals is None:
         return
     name = _attention_of(fact.path, declaration, intent)
-    if "flash" not in name or ("cu_seq_lens_q" in intent.signals and fact.hands_on):
+    if "flash" not in name:
+        return
+    place = f"{fact.attention} of transformers {declaration.transformers.version} keeps `position_ids` to itself "
+    place += f"({fact.file}:{fact.line})"
+    if fact.hands_on and "cu_seq_lens_q" in intent.signals:
+        yield Finding(
+            code="packing-unknown",
+            status=Status.UNKNOWN,
+            reason=f"{place}, and whether cu_seq_lens_q gets past the layers around it to {name} was not read",
+            fix="turn packing off for this model, or measure it: kernelguard verify --packed",
+            evidence=(f"{fact.file}:{fact.line}",),
+        )
         return
     yield Finding(
         code="attention-boundary-never-passed",
         status=Status.FAIL,
-        reason=f"{fact.attention} of transformers {declaration.transformers.version} keeps `position_ids` to itself "
-        f"({fact.file}:{fact.line}), and {name} learns from them where samples begin: they attend to the ones before "
-        "them",
-        fix="send cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k too"
-        if fact.hands_on
-        else "turn packing off for this model",
+        reason=f"{place}, and {name} learns from them where samples begin: they attend to the ones before them",
+        fix="turn packing off for this model"
+        + (", or send cu_seq_lens_q and the like too and measure it" if fact.hands_on else ""),
         evidence=(f"{fact.file}:{fact.line}",),
     )
 

@@ -72,6 +72,18 @@ def as_imported(
     return replace(environment, distributions={**environment.distributions, **changed}) if changed else environment
 
 
+def unpinned(
+    paths: Iterable[FastPath], environment: Environment, bindings: Bindings | None, kernels: Mapping[str, KernelPackage]
+) -> tuple[str, ...]:
+    """What no fingerprint can hold, one sentence for each folder: versions and RECORDs are those of other files."""
+    found = [_folder_and_version(path, environment, bindings, kernels) for path in paths] if bindings else []
+    return tuple(
+        f"what was measured is imported from {folder}, which belongs to no installed distribution: the fingerprint "
+        "does not hold its code, so this proves nothing about another run (install it, and not editable)"
+        for folder in dict.fromkeys(one[0] for one in found if one is not None)
+    )
+
+
 def _names(path: FastPath, kernels: Mapping[str, KernelPackage]) -> tuple[str, ...]:
     known = kernels.get(path.package)
     return tuple(known.distributions) if known is not None else (path.distribution,)

@@ -257,7 +257,7 @@ def _need(raw: Mapping[str, Any], *names: str) -> int:
 
 
 def _delta(raw: Mapping[str, Any]) -> Shape:
-    """As models call it that repeat query and key heads to as many as value heads (transformers before 5.24)."""
+    """As models call it that repeat query and key heads to as many as value heads (transformers before 5.23)."""
     heads = _need(raw, "linear_num_value_heads")
     return {
         "k_heads": heads,

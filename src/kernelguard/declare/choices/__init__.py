@@ -14,6 +14,7 @@ from typing import Protocol, cast
 
 from kernelguard.declare.modes import ModeFact
 from kernelguard.declare.reading import Reading
+from kernelguard.declare.values import Intent
 
 
 class Choice(Protocol):
@@ -23,6 +24,13 @@ class Choice(Protocol):
 
     def modes(self, reading: Reading) -> Iterable[ModeFact]:
         """What the code can choose between, for the whole model."""
+
+
+def unasked(intent: Intent) -> frozenset[str]:
+    """The choices that this run does not make: reading them would be a good part of a static check."""
+    asked = {"hub_layers": intent.use_kernels, "liger": intent.liger}
+    asked |= dict.fromkeys(("sample_mask", "flash_boundary"), intent.packed)
+    return frozenset(name for name, wanted in asked.items() if not wanted)
 
 
 @cache

@@ -28,7 +28,8 @@ def read(keys: Keys, versions: Mapping[str, Version]) -> tuple[dict[str, Any], s
     batch = Keys(keys.table("batch"), words=False, prefix="batch.")
     packed = (batch.choice("mode", ("packed", "padded", "sorted")) or "packed") == "packed"
     attention = model.text("attention")
-    on_gpu = Keys(keys.table("train"), words=False, prefix="train.").text("device") != "cpu"
+    train = Keys(keys.table("train"), words=False, prefix="train.")
+    on_gpu = train.text("device") != "cpu"
     chosen = "varlen" if packed and on_gpu else "sdpa"  # kernelguard_train/model.py, choose_attention
     liger = model.choice("liger", ("auto", "on", "off"))
     fused = model.choice("fused", ("auto", "on", "off")) or "auto"
@@ -46,5 +47,5 @@ def read(keys: Keys, versions: Mapping[str, Version]) -> tuple[dict[str, Any], s
         "grouped_heads": packed and on_gpu and fused != "off" and kernels != "reference",
         "trust_remote_code": False,  # kernelguard_train builds transformers' own classes only
     }
-    keys.problems += model.problems + batch.problems
+    keys.problems += model.problems + batch.problems + train.problems
     return said, ""
