@@ -63,6 +63,7 @@ OFF = {
     "parallel.one_rank": "fsdp", "model.recompute": "full", "optim.loss_chunk": 8192, "batch.tokens": 8192,
 }  # fmt: skip
 """The trainer with everything of its own switched off but the fused kernels."""
+LOOP = "bf16 throughout, optimizer states too"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +74,14 @@ class Rung:
     adds: str
     settings: dict[str, Any]
     kind: str = "bf16"
-    """bf16 rungs build on each other; float8, masked, beside and the other models stand for themselves."""
+    """bf16 rungs build on each other; variants, float8, masked, beside and the other models stand for themselves."""
     model: str = "27b"
     steps: int = 6
     environment: tuple[tuple[str, str], ...] = ()
+    dtype: str = "bf16 products, float32 masters"
+    script: str = ""
+    """Another program than the trainer, which takes `loop` or, without it, the trainer's arguments."""
     loop: tuple[str, ...] = ()
-    """Arguments of `script`, when it is not the trainer that runs."""
-    script: str = "yardstick.py"
     profile: bool = False
 
 
@@ -99,35 +101,38 @@ def rungs(*, packs: int, qla: bool) -> list[Rung]:
     ]
     made = [
         Rung(name="naive", adds="the published baseline loop (yardstick.py), no fused kernel installed",
-             settings={}, loop=("--layers", "8", "--steps", "3", "--warmup", "1"), profile=True)
+             settings={}, script="yardstick.py", loop=("--layers", "8", "--steps", "3", "--warmup", "1"), profile=True,
+             dtype=LOOP)
     ]  # fmt: skip
     settings = dict(OFF)
     environment: tuple[tuple[str, str], ...] = (("FLA_FLASH_QLA", "0"),)
     for name, adds, more in steps:
         settings = settings | more
-        made.append(Rung(name=name, adds=adds, settings=dict(settings), environment=environment, steps=5))
+        made.append(Rung(name=name, adds=adds, settings=dict(settings), environment=environment, profile=True))
+        made += variants(name, settings, environment)
     if qla:
         environment = (("FLA_FLASH_QLA", "1"),)
-        made.append(
-            Rung(name="flash-qla", adds="Qwen's delta rule kernels", settings=settings, environment=environment)
-        )
+        made.append(Rung(name="flash-qla", adds="Qwen's delta rule kernels", settings=settings,
+                         environment=environment, profile=True))  # fmt: skip
     settings = settings | {"batch.per_step": packs}
     adds = f"{packs} packs to an update: {packs * 16_384:,} tokens (published: 262,144)"
     made.append(Rung(name="final", adds=adds, settings=settings, environment=environment, steps=5, profile=True))
     final = {"settings": settings, "environment": environment}
     recipe = "concatenate and cut, fused kernels, varlen attention, full recomputing"
-    made.append(Rung(name="published recipe", adds=recipe, kind="beside", settings={},
-                     loop=("--layers", "8", "--steps", "5", "--warmup", "2", "--recipe"),
+    made.append(Rung(name="published recipe", adds=recipe, kind="beside", settings={}, script="yardstick.py",
+                     dtype=LOOP, profile=True, loop=("--layers", "8", "--steps", "5", "--warmup", "2", "--recipe"),
                      environment=(("FLA_FLASH_QLA", "0"),)))  # fmt: skip
     trl = "SFTTrainer: packing by best fit, bf16 autocast, gradient checkpointing, fused kernels, masked SDPA"
     made.append(Rung(name="TRL", adds=trl, kind="beside", settings={}, script="beside_trl.py",
+                     dtype="bf16 autocast, float32 weights",
                      loop=("--layers", "8", "--steps", "5", "--warmup", "3"),
                      environment=(("FLA_FLASH_QLA", "0"),)))  # fmt: skip
     # Half of the packs, so that the whole table fits into one call: the update's share is twice the last rung's.
     half = settings | {"batch.per_step": max(1, packs // 2)}
     narrow = half | {"model.fp8": True}
     made.append(Rung(name="float8", adds="forward and input-gradient products in float8", kind="float8",
-                     settings=narrow, environment=environment, steps=4))  # fmt: skip
+                     dtype="float8 products, float32 masters", settings=narrow, environment=environment,
+                     steps=4))  # fmt: skip
     masked = half | {"data.synthetic_trained": 0.6}
     made.append(Rung(name="masked prompts", adds="60 % of the tokens trained, as in chat data", kind="masked",
                      settings=masked, environment=environment, steps=4))  # fmt: skip
@@ -141,6 +146,19 @@ def rungs(*, packs: int, qla: bool) -> list[Rung]:
     return made
 
 
+def variants(name: str, settings: dict[str, Any], environment: tuple[tuple[str, str], ...]) -> list[Rung]:
+    """What might stand in place of a rung or on top of it; nothing builds on these."""
+    if name == "fused norms, SwiGLU":
+        parts = ["mlp", "input_layernorm", "post_attention_layernorm"]
+        return [Rung(name="compile", adds="in place of liger: torch.compile of each layer's MLP and norms",
+                     kind="variant", settings=settings | {"model.liger": "off", "model.compile": parts},
+                     environment=environment, profile=True)]  # fmt: skip
+    if name == "fused layers":
+        return [Rung(name="CUDA graph", adds="on top: one batch alone, captured, since its boundaries are frozen",
+                     kind="variant", settings=dict(settings), script="graph.py", environment=environment)]  # fmt: skip
+    return []
+
+
 def tiny(rung: Rung) -> Rung:
     """The same rung in toy size, on a CPU."""
     toy = {key: value for key, value in rung.settings.items() if key != "model.kernels"}
@@ -148,11 +166,11 @@ def tiny(rung: Rung) -> Rung:
              "model.liger": "off", "data.synthetic_median": 40, "train.device": "cpu",
              "model.compute_dtype": "float32"}  # fmt: skip
     loop = (*rung.loop, "--tiny") if rung.loop else ()
-    return Rung(name=rung.name, adds=rung.adds, settings=toy | small if toy else {}, kind=rung.kind,
-                model=rung.model, steps=4, environment=rung.environment, loop=loop, script=rung.script,
-                profile=rung.profile)  # fmt: skip
+    return replace(rung, settings=toy | small if toy else {}, steps=4, loop=loop)
 
 
+SHOWN_WHOLE = ("naive", "final")
+"""Rungs whose operators are listed."""
 RECORDED = {"naive": "naive", "fused kernels": "fused", "packing": "packed"}
 """Rungs whose step --record keeps, and what each trace is called."""
 
@@ -182,10 +200,13 @@ class Runner:
         site = [] if rung.name == "naive" else [self.options.site]  # with fla on its path it would not be naive
         environment["PYTHONPATH"] = os.pathsep.join([p for p in (*site, *extra) if p] + [str(ROOT / "train")])
         command = [sys.executable, str(HERE / "rung.py"), str(folder / "go"), str(folder / "rung.json")]
+        if rung.script:
+            command += ["--loop", rung.script]
+        if site and rung.name != "final" and not self.options.tiny:
+            command.append("--reuse")
         if rung.loop:
             extra = ["--profile", str(folder / "profile.json")] if rung.profile else []
-            tuned = ["--reuse"] if site and not self.options.tiny else []
-            return [*command, "--loop", rung.script, *tuned, "--", *rung.loop, *extra], environment
+            return [*command, "--", *rung.loop, *extra], environment
         settings: dict[str, Any] = {
             "data.synthetic_samples": 40_000, "train.steps": rung.steps, "train.output": str(folder), "data.workers": 0
         } | rung.settings  # fmt: skip
@@ -198,11 +219,10 @@ class Runner:
             shape = TOY if self.options.tiny else SHAPES[rung.model]
             (folder / "config.json").write_text(json.dumps(shape), encoding="utf-8")
             settings |= {"model.path": str(folder / "config.json"), "model.layers": 0}
-        flags = ["--reuse"] if rung.name != "final" and not self.options.tiny else []
         texts = [
             f"{key}={json.dumps(value) if not isinstance(value, str) else value}" for key, value in settings.items()
         ]
-        return [*command, *flags, "--", *config, *texts], environment
+        return [*command, "--", *config, *texts], environment
 
     def prepare(self, rung: Rung) -> None:
         """Starts a rung's process, which imports and then waits for its turn."""
@@ -232,7 +252,10 @@ class Runner:
         log = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
         if code:
             row["problem"] = f"exit code {code}: {log[-1200:]}"
-        row |= ladder_report.read(folder, rung.settings, loop=bool(rung.loop))
+        row |= ladder_report.read(folder, rung.settings, trainer=not rung.script) | {"dtype": rung.dtype}
+        if rung.name not in SHOWN_WHOLE:  # the tables of thirteen rungs would be most of the file
+            for table in ("top_gpu", "top_cpu"):
+                row.get("profile", {}).pop(table, None)
         row["notes"] = [
             line[9:] for line in log.splitlines() if line[9:].startswith(("kernel:", "note:", "isolation:"))
         ]
@@ -267,6 +290,17 @@ def versions(site: str, qla: str) -> dict[str, str]:
     except (OSError, subprocess.CalledProcessError):
         found["gpu"] = "none"
     return found
+
+
+def not_worth(rows: list[dict[str, Any]]) -> str:
+    """Why the rungs to come do without what the last of these added; nothing when they go with it."""
+    last = rows[-1]
+    before = next((row for row in reversed(rows[:-1]) if row["kind"] == "bf16" and "tokens_per_s" in row), None)
+    if "problem" in last or "tokens_per_s" not in last:
+        return f"{last['rung']} did not run"
+    if before and last["tokens_per_s"] < before["tokens_per_s"]:
+        return f"{last['rung']} is slower: {last['tokens_per_s']:,.0f} tokens/s after {before['tokens_per_s']:,.0f}"
+    return ""
 
 
 def ceilings(options: argparse.Namespace, target: Path) -> Path:
@@ -323,7 +357,10 @@ def main() -> int:
         runner = Runner(options, Path(folder))
         parts = options.parts
         try:
-            for rung, following in zip(chosen, [*chosen[1:], None], strict=True):
+            while chosen:
+                rung, *chosen = chosen
+                # Whether the rungs after this one go with it is known when it is over.
+                following = chosen[0] if chosen and rung.name != "flash-qla" else None
                 spent = time.perf_counter() - begun
                 if spent > options.budget:
                     result.setdefault("left_out", []).append(rung.name)
@@ -331,6 +368,9 @@ def main() -> int:
                     continue
                 row = runner.run(rung, following, min(options.limit, max(1.0, options.hard - spent)))
                 result["rungs"].append(row)
+                if rung.name == "flash-qla" and (why := not_worth(result["rungs"])):
+                    result["without_flash_qla"] = why
+                    chosen = [replace(each, environment=(("FLA_FLASH_QLA", "0"),)) for each in chosen]
                 if options.record:
                     (trace,) = (Path(folder) / _plain(rung.name)).glob("*.trace.json.gz")
                     shutil.copy(trace, options.out / f"{RECORDED[rung.name]}.json.gz")

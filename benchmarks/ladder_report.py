@@ -14,6 +14,10 @@ SHAPE = {"hidden": 5120, "inner": 17_408, "vocabulary": 248_320, "channels": 10_
 """Eight of the 64 layers of the 27B; `products` are the parameters that a token is multiplied with."""
 
 
+QUEUED = ("cpu_queue_ms_per_8192", "gpu_busy_ms_per_8192", "gpu_ops_per_8192")
+"""What the host needs to queue 8192 computed tokens, what the GPU needs to run them, in how many kernels and copies."""
+
+
 def _json(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -22,12 +26,13 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def read(folder: Path, settings: dict[str, Any], *, loop: bool) -> dict[str, Any]:
-    """What a rung left in its folder, under the table's names."""
+def read(folder: Path, settings: dict[str, Any], *, trainer: bool) -> dict[str, Any]:
+    """What a rung left in its folder, under the table's names; `trainer`: it was the trainer that ran."""
     seen, profile = _json(folder / "rung.json"), _json(folder / "profile.json")
-    summary = _json(folder / ("rung.loop.json" if loop else "summary.json"))
+    summary = _json(folder / ("summary.json" if trainer else "rung.loop.json"))
     names = ("tokens_per_s", "computed_tokens_per_s", "trained_tokens_per_s", "mfu", "mfu_with_attention", "peak_gib",
-             "density", "steps", "step_p50_s", "data_wait_s", "torch", "gpu")  # fmt: skip
+             "density", "steps", "step_p50_s", "data_wait_s", "torch", "gpu", "eager_tokens_per_s", "eager_loss",
+             "graph_loss", "problem")  # fmt: skip
     row: dict[str, Any] = {name: summary[name] for name in names if name in summary}
     if "step_s" in summary:
         row["step_ms"] = 1000 * summary["step_s"]
@@ -38,9 +43,6 @@ def read(folder: Path, settings: dict[str, Any], *, loop: bool) -> dict[str, Any
     row["losses"] = [step["loss"] for step in steps]
     row["step_times_s"] = [step["step_s"] for step in steps]
     row["settings"] = settings
-    row["dtype"] = "float8 products, float32 masters" if settings.get("model.fp8") else "bf16 products, float32 masters"
-    if loop:
-        row["dtype"] = "bf16 throughout, optimizer states too"
     row |= {key: value for key, value in seen.items() if key not in {"imports_s", "seconds", "tuned_late"}}
     if "problem" in profile:
         row["profile_problem"] = profile["problem"]
@@ -78,20 +80,20 @@ def line(row: dict[str, Any]) -> str:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rungs as a Markdown table."""
-    head = (
-        "| rung | adds | tokens/s | ratio | MFU | peak GiB | step ms | tokens/step |\n|---|---|--:|--:|--:|--:|--:|--:|"
-    )
-    lines = [head]
+    columns = ("tokens/s", "ratio", "MFU", "peak GiB", "step ms", "tokens/step", "CPU ms", "GPU ms", "GPU ops")
+    lines = [f"| rung | adds | {' | '.join(columns)} |", "|---|---|" + "--:|" * len(columns)]
     for row in rows:
         if "tokens_per_s" not in row:
             why = row.get("problem", "no result").splitlines()[0][:120] if row.get("problem") else "no result"
-            lines.append(f"| {row['rung']} | {row['adds']} | {why} | | | | | |")
+            lines.append(f"| {row['rung']} | {row['adds']} | {why} |" + " |" * (len(columns) - 1))
             continue
         mfu = f"{100 * row['mfu']:.1f} %" if "mfu" in row else ""
         tokens = row["tokens_per_s"] * row["step_ms"] / 1000
         lines.append(
             f"| {row['rung']} | {row['adds']} | {row['tokens_per_s']:,.0f} | {row.get('ratio', 0):.2f} | {mfu} | "
-            f"{row.get('peak_gib', 0):.0f} | {row['step_ms']:,.0f} | {tokens:,.0f} |"
+            f"{row.get('peak_gib', 0):.0f} | {row['step_ms']:,.0f} | {tokens:,.0f} | "
+            + " | ".join(f"{row[key]:,.0f}" if key in row else "" for key in QUEUED)
+            + " |"
         )
     return "\n".join(lines)
 
@@ -101,7 +103,7 @@ def profiles(rows: list[dict[str, Any]], shown: int = 10) -> str:
     parts = []
     for row in rows:
         profile = row.get("profile")
-        if not profile:
+        if not profile or "top_cpu" not in profile:
             continue
         parts.append(
             f"### {row['rung']}: {profile['tokens']:,} tokens and one update\n\n"
@@ -218,7 +220,7 @@ def plot(rows: list[dict[str, Any]]) -> str:
     if not shown:
         return ""
     most = max(row["tokens_per_s"] for row in shown)
-    colours = {"bf16": "#2f6f9f", "float8": "#b5651d", "masked": "#7a9a3a", "beside": "#888888"}
+    colours = {"bf16": "#2f6f9f", "float8": "#b5651d", "masked": "#7a9a3a", "beside": "#888888", "variant": "#8d7fb8"}
     height, left, width = 26, 190, 470
     view = f'viewBox="0 0 800 {height * len(shown) + 40}" font-family="sans-serif" font-size="13"'
     parts = [
