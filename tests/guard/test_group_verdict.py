@@ -253,12 +253,17 @@ def test_what_a_probe_says(result: ChildResult, state: str, word: str) -> None:
 
 def test_what_the_isolation_check_says() -> None:
     asked = {"checks": [{"signals": ["seq_idx"]}]}
-    clean = {"kind": "signals", "number": 0, "leak_gradient": 0.0, "leak_logit": 0.0, "tremor": 0.0, "layers": []}
+    logits = {"leak_logit": 0.0, "allowed_logit": 0.0}
+    clean = {"kind": "signals", "number": 0, "leak_gradient": 0.0, **logits, "layers": []}
     leak = {**clean, "leak_gradient": 0.1, "layers": [{"layer": "layers.0", "leak": 0.1}]}
     assert judge_isolation(asked, ChildResult(records=(clean,), finished=True, returncode=0)) == ("right", "")
     state, text = judge_isolation(asked, ChildResult(records=(leak,), finished=True, returncode=0))
     assert (state, "layers.0" in text) == ("fault", True)
     assert judge_isolation(asked, ChildResult(finished=True, returncode=0))[0] == "unknown"
+    rounded = {**clean, "leak_logit": 0.03, "allowed_logit": 0.06}
+    assert judge_isolation(asked, ChildResult(records=(rounded,), finished=True, returncode=0)) == ("right", "")
+    silent = {**clean, "leak_logit": 0.3, "allowed_logit": 0.06}
+    assert judge_isolation(asked, ChildResult(records=(silent,), finished=True, returncode=0))[0] == "fault"
 
 
 def test_the_digest_of_a_record_is_the_locks() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import subprocess
 import sys
 import types
 from collections.abc import Callable
@@ -24,6 +25,19 @@ from kernelguard_train.config import Config
 from kernelguard_train.errors import ModelError
 from kernelguard_train.ranks import Ranks
 from kernelguard_train.sharding import make_mesh
+
+LIGER = """
+import sys
+import torch
+from kernelguard_train import configfile, model
+settings = ["model.init=random", "model.liger=on", "data.path=synthetic", "train.steps=1"]
+config = configfile.load(None, [f"model.path={sys.argv[1]}", *settings])
+text = model.text_config(config)
+print(model._apply_liger(config, text, torch.device("cpu"))[0])
+with torch.device("meta"):
+    lm = __import__("transformers").AutoModelForCausalLM.from_config(text)
+print(sorted({type(module).__name__ for module in lm.modules()}))
+"""
 
 RAGGED = (37, 1, 70, 5, 64)
 """Longer and shorter than a convolution and a chunk, one token alone; together with padding left."""
@@ -535,3 +549,16 @@ def test_the_published_27b_is_read_and_cut_from_its_config_alone() -> None:
     assert parameters == sum(p.numel() for p in lm.parameters()) - 248_320 * 5_120
     assert 4.3e9 < parameters < 4.6e9
     assert metrics.attention_width(lm.model.layers, text) == 2 * 24 * 256
+
+
+@pytest.mark.parametrize(("architecture", "swiglu"), [("llama", True), ("qwen3_next", False)])
+def test_liger_leaves_experts_to_the_grouped_products(architecture: str, swiglu: bool, tmp_path: Path) -> None:
+    """Its own are tuned for minutes at the first step of every shape. In a process of its own: it replaces classes."""
+    folder = tiny.write_config(tmp_path / "model", architecture)
+    done = subprocess.run([sys.executable, "-c", LIGER, str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    note, classes = done.stdout.splitlines()[-2:]
+    assert f"rms_norm=True, swiglu={swiglu}" in note
+    assert "LigerRMSNorm" in classes
+    assert "LigerExperts" not in classes
+    assert ("LigerSwiGLUMLP" in classes) is swiglu

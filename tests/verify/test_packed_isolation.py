@@ -55,6 +55,17 @@ def deaf() -> dict[str, str]:
     return files
 
 
+def touched(change: str) -> dict[str, str]:
+    """A chunk kernel that keeps states apart, and whose output other samples touch without any gradient."""
+    files = packages.working()
+    ops = files["fla/ops/gated_delta_rule/__init__.py"]
+    told = "return torch.stack(outputs, 1).to(dtype), torch.cat(states) if output_final_state else None"
+    assert told in ops
+    new = f"total, out = v.detach().sum(), torch.stack(outputs, 1)\n    return ({change}).to(dtype), None"
+    files["fla/ops/gated_delta_rule/__init__.py"] = ops.replace(told, new)
+    return files
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[SignalCheck]]:
     every = (*signal_sets(ALL), *SINGLE)
@@ -62,6 +73,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[SignalCh
     unknown = {**configs.QWEN3_5, "model_type": "qwen99"}
     jobs: dict[str, Any] = {v: (v, packages.working(), every, configs.QWEN3_5) for v in VERSIONS}
     jobs["deaf"] = ("5.24.0", deaf(), one, configs.QWEN3_5)
+    jobs["rounded"] = ("5.24.0", touched("(out + total / 16) - total / 16"), one, configs.QWEN3_5)
+    jobs["silent"] = ("5.24.0", touched("out + 1e-3 * total"), one, configs.QWEN3_5)
     jobs["varlen"] = ("5.24.0", packages.working(), signal_sets(ALL), configs.QWEN3_5, "varlen")
     jobs["unknown"] = ("5.24.0", {}, one, unknown)
     folder = tmp_path_factory.mktemp("isolation")
@@ -100,6 +113,21 @@ def test_a_kernel_that_ignores_boundaries_leaks_whatever_is_sent(results: dict[s
     assert found.isolated is False
     assert found.leaking_layers
     assert all("GatedDeltaNet" in layer for layer in found.leaking_layers)
+
+
+def test_rounding_that_crosses_a_boundary_is_no_leak(results: dict[str, list[SignalCheck]]) -> None:
+    """As in Mamba-2's scan, which adds up across boundaries: on an H200 by a unit in the last place."""
+    (found,) = results["rounded"]
+    assert found.isolated is True, found
+    assert found.leak_gradient == 0.0
+    assert 0.0 < (found.leak_logit or 0.0) <= found.allowed_logit < 1e-4
+
+
+def test_a_leak_without_a_gradient_is_one_all_the_same(results: dict[str, list[SignalCheck]]) -> None:
+    (found,) = results["silent"]
+    assert found.isolated is False
+    assert found.leak_gradient == 0.0
+    assert (found.leak_logit or 0.0) > 10 * found.allowed_logit
 
 
 def test_a_model_that_cannot_be_built_is_could_not_tell(results: dict[str, list[SignalCheck]]) -> None:

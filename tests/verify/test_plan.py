@@ -34,6 +34,23 @@ DECODING = Intent(phase=Phase.DECODING, use_cache=True)
 PACKED = Intent(packed=True, signals=("position_ids", "cu_seq_lens_q", "seq_idx"))
 
 
+def test_what_comes_later_keeps_its_minute_and_nothing_outlasts_the_whole_time() -> None:
+    import time
+
+    from kernelguard.verify.run import _Run
+
+    blank: Any = None
+    run = _Run(
+        python="", declaration=blank, intent=blank, level=blank, length=1, environ={}, end=time.monotonic() + 300.0,
+        isolates=True, records=True, shards=1, compiled=None, earlier=None, prints=blank, progress=blank,
+    )  # fmt: skip
+    assert run.room(2) == pytest.approx(180, abs=1), "isolation and the recorded step follow"
+    assert run.room(2, 3) == pytest.approx(60, abs=1)
+    assert run.room(1) == pytest.approx(240, abs=1)
+    assert replace(run, end=time.monotonic() + 90.0).room(2) == pytest.approx(60, abs=1)
+    assert replace(run, end=time.monotonic() + 20.0).room(2) == pytest.approx(20, abs=1), "never more than there is"
+
+
 def declared(folder: Path, raw: dict[str, Any]) -> Declaration:
     tree = declare.find_tree(observed.transformers_base("5.24.0").site / "transformers")
     return declare.declare(declare.read_config(str(configs.write(folder, raw))), tree)

@@ -211,6 +211,17 @@ def test_a_leak_fails_and_names_the_missing_signal() -> None:
     assert codes(replace(verdict, isolation=(CLEAN,))) == {"isolated": Status.PASS}
 
 
+def test_what_moves_by_rounding_alone_passes_and_is_said() -> None:
+    rounded = replace(CLEAN, leak_logit=0.03, allowed_logit=0.1)
+    (found,) = findings(replace(VERDICT, probes=(), problems=(), isolation=(rounded,)))
+    assert (found.code, found.status) == ("isolated", Status.PASS)
+    assert "no more than rounding" in found.reason
+    assert "0.03, allowed 0.1" in found.reason
+    leak = replace(rounded, leak_logit=0.3, isolated=False)
+    (found,) = findings(replace(VERDICT, probes=(), problems=(), isolation=(leak,)))
+    assert (found.status, "logits move by 0.3" in found.reason) == (Status.FAIL, True)
+
+
 def test_every_outcome_has_a_finding_and_only_right_ones_pass() -> None:
     for outcome in Outcome:
         found = findings(with_probe(outcome=outcome, cases=()))

@@ -35,10 +35,16 @@ def peak_tflops(name: str, configured: float) -> float | None:
     return max(matches)[1] if matches else None
 
 
+def expert_count(text: Any) -> int:
+    """Routed experts of a layer, under whichever name the configuration has them; 0: it is no mixture."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return next((int(count) for name in names if (count := getattr(text, name, None))), 0)
+
+
 def matmul_parameters(lm: Any, text: Any) -> tuple[int, int]:
     """Parameters that a token is multiplied with: in the layers, and in the output layer."""
     active = getattr(text, "num_experts_per_tok", None) or getattr(text, "num_experts_per_token", None)
-    experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None)
+    experts = expert_count(text)
     total = 0.0
     for name, parameter in lm.named_parameters():
         share = active / experts if active and experts and ".experts." in name else 1.0

@@ -18,7 +18,7 @@ from packaging.version import Version
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from kernelguard_train import attention, bindings, fused, gated_delta, loss, quantized, recompute, weights
+from kernelguard_train import attention, bindings, fused, gated_delta, loss, metrics, quantized, recompute, weights
 from kernelguard_train.batches import Batch
 from kernelguard_train.config import Config
 from kernelguard_train.errors import ModelError
@@ -117,7 +117,7 @@ def build(config: Config, mesh: DeviceMesh, device: torch.device) -> Built:
     chosen = choose_attention(config, device)
     if chosen == attention.NAME:
         attention.register()
-    notes = [attention.route_flash(config.model.flash, device), *_apply_liger(config, text.model_type, device)]
+    notes = [attention.route_flash(config.model.flash, device), *_apply_liger(config, text, device)]
     if chosen == "flex_attention" and device.type == "cpu":
         raise ModelError("model.attention = flex_attention: torch has no backward pass of it on a CPU")
     try:
@@ -181,9 +181,9 @@ def download(config: Config) -> Path:
     return Path(snapshot_download(config.model.path, allow_patterns=["*.safetensors", "*.json"]))
 
 
-def _apply_liger(config: Config, model_type: str, device: torch.device) -> list[str]:
+def _apply_liger(config: Config, text: Any, device: torch.device) -> list[str]:
     """Liger's norms and SwiGLU in place of the model's; must come before the model is made."""
-    wanted = config.model.liger
+    wanted, model_type = config.model.liger, text.model_type
     if wanted == "off" or (wanted == "auto" and device.type != "cuda"):
         return []
     try:
@@ -201,7 +201,9 @@ def _apply_liger(config: Config, model_type: str, device: torch.device) -> list[
         return [f"liger is not used: it has nothing for {model_type}"]
     # Rotary embeddings stay (theirs assume full rotation for some models), and the loss is the trainer's own.
     wishes = {"rope": False, "cross_entropy": False, "fused_linear_cross_entropy": False}
-    wishes |= {"rms_norm": True, "swiglu": True}
+    # In a mixture of experts `swiglu` means liger's expert kernels. Each tunes 16 or 32 candidates at the first step,
+    # and with them that step was not over after 85 s on an H200; transformers' grouped products stay instead.
+    wishes |= {"rms_norm": True, "swiglu": not metrics.expert_count(text)}
     known = {name: wish for name, wish in wishes.items() if name in inspect.signature(patch).parameters}
     patch(**known)
     return [f"liger: {patch.__name__}({', '.join(f'{name}={wish}' for name, wish in known.items())})"]

@@ -97,7 +97,7 @@ def _judge_isolation(request: Mapping[str, Any], result: ChildResult) -> tuple[s
         return "unknown", f"{error['type']}: {error['text']}" if error else result.ending() or "nothing was measured"
     signals = " and ".join(request["checks"][0]["signals"]) or "no signal"
     leaking = [str(layer["layer"]) for layer in measured["layers"] if layer["leak"] != 0.0]
-    if measured["leak_gradient"] != 0.0 or leaking or measured["leak_logit"] > 2.0 * measured["tremor"]:
+    if measured["leak_gradient"] != 0.0 or leaking or measured["leak_logit"] > measured["allowed_logit"]:
         where = f" in {', '.join(leaking)}" if leaking else ""
-        return "fault", f"with {signals}, a sample's gradient reaches other samples{where}"
+        return "fault", f"with {signals}, a sample reaches other samples{where}"
     return "right", ""

@@ -134,7 +134,7 @@ def _of_isolation(verdict: Verdict) -> Iterator[Finding]:
             yield Finding(
                 code="isolated",
                 status=Status.PASS,
-                reason=f"with {sent}, packed samples stay apart: no gradient and no bit of a logit crosses a boundary",
+                reason=f"with {sent}, packed samples stay apart: {_apart(check)}",
             )
 
 
@@ -165,11 +165,20 @@ def _of_trace(verdict: Verdict) -> Iterator[Finding]:
             yield Finding(code="kernel-ran", status=Status.PASS, fast_path=path.symbol, reason=reason)
 
 
+def _apart(check: SignalCheck) -> str:
+    if not check.leak_logit:
+        return "no gradient and no bit of a logit crosses a boundary"
+    return (
+        f"no gradient crosses a boundary, and logits move by no more than rounding when another sample changes "
+        f"({check.leak_logit:.2g}, allowed {check.allowed_logit:.2g})"
+    )
+
+
 def _leak(check: SignalCheck) -> str:
     parts = []
     if check.leak_gradient:
         parts.append(f"a gradient of {check.leak_gradient:.2g} crosses a boundary")
-    if (check.leak_logit or 0.0) > 2.0 * check.tremor:
+    if (check.leak_logit or 0.0) > check.allowed_logit:
         parts.append(f"logits move by {check.leak_logit:.2g} when another sample changes")
     if check.worst_error is not None and check.allowed is not None and check.worst_error > check.allowed:
         parts.append(

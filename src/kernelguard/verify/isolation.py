@@ -79,7 +79,8 @@ def _check(
     leaking = tuple(f"{x['layer']} ({x['kind']})" for x in measured["layers"] if x["leak"] != 0.0)
     worst, error_of, allowed = _worst(measured.get("parameters", {}))
     moved, tremor = float(measured["leak_logit"]), float(measured["tremor"])
-    isolated = measured["leak_gradient"] == 0.0 and moved <= 2.0 * tremor and not leaking
+    allowed_logit = float(measured["allowed_logit"])
+    isolated = measured["leak_gradient"] == 0.0 and moved <= allowed_logit and not leaking
     if error_of is not None and allowed is not None:
         isolated = isolated and error_of <= allowed
     return SignalCheck(
@@ -89,6 +90,7 @@ def _check(
         leaking_layers=leaking,
         tremor=tremor,
         leak_logit=moved,
+        allowed_logit=allowed_logit,
         loss_packed=measured.get("loss_packed"),
         loss_unpacked=measured.get("loss_unpacked"),
         worst_parameter=worst,

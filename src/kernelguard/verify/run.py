@@ -30,7 +30,7 @@ _SIGNALS = ("position_ids", "cu_seq_lens_q", "seq_idx")
 _SHORT = (11, 1, 7)
 """Without a GPU there are no chunks to have edges, and every token takes its time."""
 _KEEP_S = 60.0
-"""Seconds that isolation and the recorded step get at least, each."""
+"""Seconds that isolation and the recorded step get at least, each, as long as the whole time allows it."""
 _MOST_SHARDS = 12
 """Each is a process with a CUDA context and a reference of its own, so more would fill a smaller GPU."""
 
@@ -92,7 +92,8 @@ def verify(
         environ=worker_environment(os.environ, level=level, warm_cache=warm_cache),
         end=began + timeout,
         shards=shards if shards is not None else min(max((os.cpu_count() or 2) - 2, 1), _MOST_SHARDS),
-        keep=_KEEP_S * ((intent.packed and level > Level.IMPORT) + (trace is not None)),
+        isolates=intent.packed and level > Level.IMPORT,
+        records=trace is not None and level is Level.GPU,
         compiled=None if warm_cache is None else is_filled(warm_cache, prints),
         earlier=earlier,
         prints=prints,
@@ -136,8 +137,10 @@ class _Run:
     length: int
     environ: Mapping[str, str]
     end: float
-    keep: float
-    """Seconds that the probes leave for what comes after them."""
+    isolates: bool
+    """Whether packed samples are looked at after the probes."""
+    records: bool
+    """Whether a training step is recorded at the end."""
     shards: int
     compiled: bool | None
     """The cache holds everything already; None: not known."""
@@ -161,34 +164,39 @@ class _Run:
         """Seconds."""
         return max(self.end - time.monotonic(), 1.0)
 
+    def room(self, later: int, parts: int = 1) -> float:
+        """Seconds for one of `parts` that share what `later` phases leave over: a minute if there is one."""
+        left = self.left()
+        return max((left - _KEEP_S * later) / parts, min(left, _KEEP_S))
+
     def everything(self, requests: Sequence[ProbeRequest]) -> tuple[tuple[ProbeResult, ...], tuple[SignalCheck, ...]]:
         """Every probe in the order of the requests, and isolation.
 
         What is compiled already runs side by side. Otherwise autotuned kernels have the GPU to themselves, because
         what is tuned beside others is tuned wrongly, and `--warm-cache` keeps it.
         """
-        isolates = self.intent.packed and self.level > Level.IMPORT
         several = self.level is Level.GPU
         found: dict[int, ProbeResult] = {}
         tuned = [n for n, r in enumerate(requests) if any(c.force for c in r.cases)]
         first = [n for n in range(len(requests)) if self.compiled or n not in tuned]
         isolation: tuple[SignalCheck, ...] = ()
         with ThreadPoolExecutor(max(min(self.shards, 6), 1) if several else 1) as pool:
-            jobs = {n: pool.submit(self.probe, requests[n], n, len(requests), self.left()) for n in first}
-            beside = pool.submit(self.isolate) if isolates and self.compiled and several else None
+            room = self.room(self.isolates + self.records)
+            jobs = {n: pool.submit(self.probe, requests[n], n, len(requests), room) for n in first}
+            beside = pool.submit(self.isolate) if self.isolates and self.compiled and several else None
             found = {n: job.result() for n, job in jobs.items()}
             if beside is not None:
                 isolation = beside.result()
         for n, result in found.items():
             if result.outcome is Outcome.OUT_OF_MEMORY and len(first) > 1:
                 # It may only have been the others' memory.
-                found[n] = self.probe(requests[n], n, len(requests), self.left())
+                found[n] = self.probe(requests[n], n, len(requests), self.room(self.isolates + self.records))
         later = [n for n in tuned if n not in found]
         for position, n in enumerate(later):
             # What is left is shared by what is still to come, so that one slow kernel does not take it all.
-            share = (self.left() - self.keep) / (len(later) - position)
-            found[n] = self.probe(requests[n], n, len(requests), max(share, min(self.left(), _KEEP_S)))
-        if isolates and (not isolation or any(c.isolated is None for c in isolation)):
+            share = self.room(self.isolates + self.records, len(later) - position)
+            found[n] = self.probe(requests[n], n, len(requests), share)
+        if self.isolates and (not isolation or any(c.isolated is None for c in isolation)):
             isolation = self.isolate()
         return tuple(found[n] for n in range(len(requests))), isolation
 
@@ -221,7 +229,7 @@ class _Run:
                 attn_implementation=self.intent.attn_implementation,
                 experts_implementation=self.intent.experts_implementation,
                 grouped_heads=self.intent.grouped_heads,
-                timeout=max(self.left(), _KEEP_S),
+                timeout=self.room(self.records),
                 environ=self.environ,
             )
 
@@ -240,7 +248,7 @@ class _Run:
                 attn_implementation=self.intent.attn_implementation,
                 experts_implementation=self.intent.experts_implementation,
                 grouped_heads=self.intent.grouped_heads,
-                timeout=max(self.left(), _KEEP_S),
+                timeout=self.left(),
                 environ=self.environ,
             )
         return summarize(facts, record, verdict.fast_paths, verdict.probes, versions)

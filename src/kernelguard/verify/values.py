@@ -209,7 +209,12 @@ class SignalCheck:
     tremor: float = 0.0
     """How much logits differ between two runs with equal inputs."""
     leak_logit: float | None = None
-    """How much other samples' logits change when one sample is replaced; 0 or it leaks."""
+    """How much other samples' logits change when one sample is replaced."""
+    allowed_logit: float = 0.0
+    """More than that is a leak: twice what equal inputs differ by, or twice what rounding the embeddings once does.
+
+    Mamba-2's scan adds up across a boundary and subtracts again; what that leaves is rounding, and no gradient.
+    """
     loss_packed: float | None = None
     loss_unpacked: float | None = None
     worst_parameter: str = ""

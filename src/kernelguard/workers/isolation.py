@@ -6,7 +6,8 @@ row, with slow-decay gates: a freshly made model forgets within a few tokens, so
 For each set of signals, and with each layer alone:
 
 - the gradient of one sample's loss with respect to every other sample's embeddings is exactly 0;
-- replacing one sample leaves the other samples' logits bit-identical;
+- replacing one sample leaves the other samples' logits bit-identical, or moves them by no more than a rounding of the
+  embeddings does: Mamba-2's scan adds up across a boundary and subtracts again, which no gradient sees;
 - packed equals one sample at a time: the loss, and the gradient of every parameter.
 """
 # The same few path calls in every worker, without pathlib.
@@ -140,6 +141,8 @@ class Model:
         with torch.no_grad():
             before = logits.detach()
             tremor = float((self.logits(embedded.detach(), signals) - before).abs().max())
+            shaken = self.logits(self.shaken(embedded.detach(), torch.finfo(self.dtype).eps / 2), signals)
+            rounding = float((shaken - before).abs().max())
             moved = 0.0
             for a, b in self.spans():
                 ids = self.ids.clone()
@@ -150,7 +153,17 @@ class Model:
                 moved = max(moved, float(difference.max()))
         self.out.stage(f"{'+'.join(names) or 'no signal'}: layers")
         layers = captured.leaks(torch, self.spans())
-        return {"leak_gradient": leak, "own_gradient": own, "leak_logit": moved, "tremor": tremor, "layers": layers}
+        return {
+            "leak_gradient": leak, "own_gradient": own, "leak_logit": moved, "tremor": tremor,
+            "allowed_logit": 2.0 * max(tremor, rounding), "layers": layers,
+        }  # fmt: skip
+
+    def shaken(self, embedded: Any, wobble: float) -> Any:
+        """The embeddings, each moved by about that relative amount: always the same numbers."""
+        torch = self.torch
+        generator = torch.Generator(device=self.device).manual_seed(1)
+        noise = torch.randn(embedded.shape, generator=generator, device=self.device, dtype=torch.float32)
+        return embedded + (embedded.float() * noise * wobble).to(embedded.dtype)
 
     def gradients(self, signals: Any) -> tuple[float, dict[str, Any]]:
         """Loss and parameter gradients of the packed row."""
@@ -163,13 +176,11 @@ class Model:
         """The same, one sample at a time; `wobble` moves each embedding by that relative amount."""
         torch = self.torch
         self.model.zero_grad(set_to_none=True)
-        generator = torch.Generator(device=self.device).manual_seed(1)
         total = 0.0
         for a, b in self.spans():
             embedded = self.embed(self.ids[a:b])[None]
             if wobble:
-                noise = torch.randn(embedded.shape, generator=generator, device=self.device, dtype=torch.float32)
-                embedded = embedded + (embedded.float() * noise * wobble).to(embedded.dtype)
+                embedded = self.shaken(embedded, wobble)
             positions = {"position_ids": torch.arange(b - a, device=self.device)[None]}
             loss = self.loss(self.logits(embedded, positions), self.labels[a:b]) / self.cuts[-1]
             loss.backward()
