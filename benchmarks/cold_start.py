@@ -7,7 +7,8 @@ tokens to a pack: with nothing compiled; with the folder that `kernelguard verif
 configuration and length; and with that folder as an image's layer brings it, packed and unpacked elsewhere and
 read-only. `verify` is run with `--train-config` of the same file and `--length 4096`, so it measures the calls
 that this training makes. Triton's cache alone is warm: what torch.compile makes is made anew each time, but
-for `again`, which is the second start after `verified` and finds that too.
+for `again`, which is the second start after `verified` and finds that too. DIR itself stays as it is: what a start
+tunes goes into a copy, or the next one would find it.
 One JSON file; a start that is not at its end within the limit says so.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -110,8 +112,11 @@ def main() -> int:
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="cold-start-") as folder:
         work = Path(folder)
+        own = work / "cache"
+        if options.cache is not None:
+            shutil.copytree(options.cache, own)
         for way in ways:
-            cache = work / "nothing" if way == "empty" else options.cache
+            cache = work / "nothing" if way == "empty" else own
             if way == "image":
                 cache = as_image_layer(options.cache, work)
             row = start(way, cache, work, options.settings, options.limit)

@@ -338,7 +338,15 @@ def main() -> int:
         help=f"only {', '.join(RECORDED)}, four layers each; their traces go into --out",
     )
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument(
+        "--join", type=Path, nargs="+", help="measure nothing: put these results of one machine into one table"
+    )
     options = parser.parse_args()
+    if options.join:
+        order = [rung.name for rung in rungs(packs=options.packs, qla=True)]
+        found = [json.loads(path.read_text(encoding="utf-8")) for path in options.join]
+        ladder_report.write(ladder_report.join(found, order), options.out, options.name, {})
+        return 0
     chosen = rungs(packs=options.packs, qla=bool(options.qla))
     if options.record:
         chosen = [recorded(rung) for rung in chosen if rung.name in RECORDED]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,11 @@ def rate(result: dict[str, Any]) -> None:
             row["ratio"] = row["tokens_per_s"] / first
     for model in {row["model"] for row in rows} - {"27b"}:
         own = [row for row in rows if row["model"] == model and row.get("tokens_per_s")]
+        naive = next((row for row in own if row["rung"].endswith("naive")), None)
         for row in own:
-            row["ratio"] = row["tokens_per_s"] / own[0]["tokens_per_s"]
+            row.pop("ratio", None)
+            if naive:
+                row["ratio"] = row["tokens_per_s"] / naive["tokens_per_s"]
 
 
 def line(row: dict[str, Any]) -> str:
@@ -78,19 +82,51 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
+def headline(problem: str) -> str:
+    """The line of a problem that says the most: the last exception's, or else the first."""
+    lines = [re.sub(r"^\[rank\d+\]: ", "", line.strip()) for line in problem.splitlines()]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line) or "Error: " in line]
+    return " ".join((errors or lines or [""])[-1 if errors else 0].split())[:160]
+
+
+def join(results: list[dict[str, Any]], order: list[str]) -> dict[str, Any]:
+    """Several calls on one machine as one table, in the order of the rungs' names.
+
+    The first is the one that counts: a later one only adds rungs that it lacks, or that came to nothing in it. Each row
+    names its call, and each call its command.
+    """
+    joined = {**results[0], "rungs": [], "calls": []}
+    rows: dict[str, dict[str, Any]] = {}
+    for number, result in enumerate(results, 1):
+        if result["versions"].get("gpu") != results[0]["versions"].get("gpu"):
+            raise ValueError(
+                f"call {number} ran on {result['versions'].get('gpu')}, not on {joined['versions']['gpu']}"
+            )
+        joined["calls"].append({"command": result["command"], "left_out": result.get("left_out", [])})
+        joined["versions"] = result["versions"] | joined["versions"]
+        for row in result["rungs"]:
+            if "tokens_per_s" not in rows.get(row["rung"], {}):
+                rows[row["rung"]] = row | {"call": number}
+    joined["rungs"] = sorted(rows.values(), key=lambda row: order.index(row["rung"]))
+    joined.pop("left_out", None)
+    rate(joined)
+    return joined
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """The rungs as a Markdown table."""
     columns = ("tokens/s", "ratio", "MFU", "peak GiB", "step ms", "tokens/step", "CPU ms", "GPU ms", "GPU ops")
     lines = [f"| rung | adds | {' | '.join(columns)} |", "|---|---|" + "--:|" * len(columns)]
     for row in rows:
         if "tokens_per_s" not in row:
-            why = row.get("problem", "no result").splitlines()[0][:120] if row.get("problem") else "no result"
+            why = headline(row.get("problem", "")) or "no result"
             lines.append(f"| {row['rung']} | {row['adds']} | {why} |" + " |" * (len(columns) - 1))
             continue
         mfu = f"{100 * row['mfu']:.1f} %" if "mfu" in row else ""
         tokens = row["tokens_per_s"] * row["step_ms"] / 1000
+        ratio = f"{row['ratio']:.2f}" if "ratio" in row else ""
         lines.append(
-            f"| {row['rung']} | {row['adds']} | {row['tokens_per_s']:,.0f} | {row.get('ratio', 0):.2f} | {mfu} | "
+            f"| {row['rung']} | {row['adds']} | {row['tokens_per_s']:,.0f} | {ratio} | {mfu} | "
             f"{row.get('peak_gib', 0):.0f} | {row['step_ms']:,.0f} | {tokens:,.0f} | "
             + " | ".join(f"{row[key]:,.0f}" if key in row else "" for key in QUEUED)
             + " |"
@@ -253,7 +289,8 @@ def write(result: dict[str, Any], folder: Path, name: str, hidden: dict[str, str
     entries = roofline(result)
     result["roofline"], result["extrapolation"] = entries, extrapolation(result)
     (folder / f"{name}.json").write_text(shown(json.dumps(result, indent=1)) + "\n", encoding="utf-8")
-    text = [f"# {name}\n", f"`{result['command']}`\n"]
+    calls = result.get("calls") or [result]
+    text = [f"# {name}\n", *(f"`{call['command']}`\n" for call in calls)]
     text.append(", ".join(f"{key} {value}" for key, value in result["versions"].items()) + "\n")
     text.append(table(result["rungs"]) + "\n")
     if entries:

@@ -65,6 +65,7 @@ def at_hand(folder: Path) -> None:
     """The files that the commands of a page name."""
     results = ROOT / "benchmarks" / "results"
     (folder / "examples").symlink_to(ROOT / "examples")
+    (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
     (folder / "runs").mkdir()
     for name in ("runs/mine", "fast", "slow"):
         (folder / name).symlink_to(ROOT / "tests" / "data" / "runs" / "demo-train")

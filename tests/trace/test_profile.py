@@ -452,12 +452,27 @@ def test_a_recorded_step_of_the_baseline_loop_begins_with_its_slow_paths() -> No
     assert found.busy / found.wall < 0.85
 
 
-def test_a_recorded_step_on_fused_kernels_is_bound_by_its_products() -> None:
-    """One packed step of the cut-down 27B at 4,096 tokens on an H200, by `verify --trace`."""
-    found = profile(RESULTS / "trace-packed-h200.json.gz")
+@pytest.mark.parametrize(("name", "busy"), [("fused", (0.6, 0.8)), ("packed", (0.9, 1.0))])
+def test_a_recorded_step_on_fused_kernels_is_bound_by_its_products(name: str, busy: tuple[float, float]) -> None:
+    """The bundled trainer's step with the kernels installed, without and with packing: as the baseline loop's above."""
+    found = profile(RESULTS / f"trace-{name}-h200.json.gz")
     assert found.bound.cause is Cause.GEMM
     assert "slow path" not in found.bound.sentence
     ran = {symbol: i for i in found.implementations for symbol in i.symbols}
     assert {"chunk_gated_delta_rule", "causal_conv1d_fn"} <= set(ran)
     assert not any(i.fallbacks for i in found.implementations)
-    assert found.launches < 1000
+    assert found.launches == pytest.approx(2087, abs=10)
+    assert busy[0] < found.busy / found.wall < busy[1]
+    # One small batch to an update: four layers and an output layer that make up most of the parameters.
+    fixes = {fix.title: fix.gain for fix in found.bound.fixes}
+    assert 0.15 < fixes["Give each update more tokens"] < 0.3
+    assert fixes["Fuse what only moves bytes"] < 0.15, "the update's share is not counted twice"
+
+
+def test_packing_is_what_fills_the_gpu() -> None:
+    """The three recordings in a row: what the host launches, and how long the GPU stands still for it."""
+    naive, fused, packed = (profile(RESULTS / f"trace-{name}-h200.json.gz") for name in ("naive", "fused", "packed"))
+    assert naive.launches > 3 * fused.launches
+    assert fused.launches == pytest.approx(packed.launches, rel=0.01)
+    assert naive.busy / naive.wall < 0.75
+    assert packed.wall < fused.wall < naive.wall

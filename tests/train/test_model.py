@@ -551,6 +551,17 @@ def test_the_published_27b_is_read_and_cut_from_its_config_alone() -> None:
     assert metrics.attention_width(lm.model.layers, text) == 2 * 24 * 256
 
 
+def test_the_isolation_check_has_the_size_of_the_runs_batches(network: model.Built, alone: Ranks) -> None:
+    """Kernels are compiled and tuned for a size: one that the run never has again cost 12 s of a start on an H200."""
+    seen: list[int] = []
+    embedding = network.parts.embedding
+    hook = embedding.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].numel()))
+    isolation.check(network.network, embedding, tiny.VOCABULARY, alone.device, 384)
+    isolation.check(network.network, embedding, tiny.VOCABULARY, alone.device)
+    hook.remove()
+    assert seen == [384, isolation.LEAST]
+
+
 @pytest.mark.parametrize(("architecture", "swiglu"), [("llama", True), ("qwen3_next", False)])
 def test_liger_leaves_experts_to_the_grouped_products(architecture: str, swiglu: bool, tmp_path: Path) -> None:
     """Its own are tuned for minutes at the first step of every shape. In a process of its own: it replaces classes."""

@@ -255,13 +255,14 @@ def test_non_finite_steps_are_skipped_and_then_end_the_run(
     calls = []
 
     def poisoned(self: Any, batch: Any, scale: float = 1.0) -> torch.Tensor:
-        calls.append(1)
+        calls.append(batch.size)
         return forward(self, batch, scale) * (float("nan") if len(calls) in poison else 1.0)
 
     monkeypatch.setattr(model.Network, "forward", poisoned)
     poison = {4}  # the isolation check is the first call, so this is in the second step
     lines = tiny.run(configured(model_folder, tmp_path, "train.steps=3"), alone)
     assert [line["skipped"] for line in lines] == [0, 1, 1]
+    assert len(set(calls)) == 1, "the isolation check has the size of the run's batches"
     assert lines[2]["loss"] == lines[2]["loss"], "weights are still finite"
     calls.clear()
     poison = set(range(2, 99))

@@ -46,6 +46,28 @@ def test_a_rung_that_failed_is_a_row_that_says_so(report: Any) -> None:
     assert report["plot"]([row("a", 10), broken]).count("<rect") == 2, "the background and one bar"
 
 
+def test_later_calls_add_what_the_first_lacks_and_replace_nothing_it_has(report: Any) -> None:
+    here = {"versions": {"gpu": "H200"}}
+    broken = {"rung": "c", "kind": "bf16", "model": "27b", "adds": "x", "problem": "not done"}
+    first = {**here, "command": "one", "rungs": [row("naive", 10), broken], "left_out": ["b"]}
+    second = {"versions": {"gpu": "H200", "trl": "1"}, "command": "two"}
+    second["rungs"] = [row("naive", 99), row("b", 20), row("c", 30)]
+    joined = report["join"]([first, second], ["naive", "b", "c"])
+    assert [(r["rung"], r["tokens_per_s"], r["ratio"], r["call"]) for r in joined["rungs"]] == [
+        ("naive", 10, 1, 1), ("b", 20, 2, 2), ("c", 30, 3, 2),
+    ]  # fmt: skip
+    assert [call["command"] for call in joined["calls"]] == ["one", "two"]
+    assert joined["versions"] == {"gpu": "H200", "trl": "1"}
+    with pytest.raises(ValueError, match="call 2 ran on A100"):
+        report["join"]([first, {**second, "versions": {"gpu": "A100"}}], ["naive", "b", "c"])
+
+
+def test_a_problem_is_named_by_its_exception(report: Any) -> None:
+    log = "exit code 1:  forward\n[rank0]:   scan = f(\n[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried it\n"
+    assert report["headline"](log) == "torch.OutOfMemoryError: CUDA out of memory. Tried it"
+    assert report["headline"]("not done after 9 s") == "not done after 9 s"
+
+
 def test_the_rooflines_parts_and_idle_time_make_up_the_step(report: Any) -> None:
     parts = {"products": {"ms": 60.0, "calls": 3}, "optimizer": {"ms": 8.0, "calls": 1}}
     final = row("final", 8192.0, profile={"tokens": 8192, "parts": parts}, step_ms=4000.0)
@@ -150,6 +172,30 @@ def test_the_documented_convolution_is_the_measured_one() -> None:
     assert f"{chosen['backward_ms']:.2f} ms instead of {found['old']['backward_ms']:.2f}" in page
 
 
+def test_the_readmes_table_is_the_measured_one() -> None:
+    found = json.loads((RESULTS / "ladder-h200.json").read_text())
+    page = (BENCHMARKS.parent / "README.md").read_text()
+    shown = {row["rung"]: row for row in found["rungs"] if row["model"] == "27b"}
+    lines = {line.split(" | ")[0].removeprefix("| "): line for line in page.splitlines() if line.startswith("| ")}
+    assert shown.keys() <= lines.keys()
+    for name, row in shown.items():
+        mfu = f"{100 * row['mfu']:.1f} %"
+        assert f"| {row['tokens_per_s']:,.0f} | {row['ratio']:.2f} | {mfu} | {row['peak_gib']:.0f} | " in lines[name]
+    final = shown["final"]
+    assert final["mfu"] > 0.6
+    assert final["dtype"] == "bf16 products, float32 masters"
+    assert final["recompiles_after_step_1"] == final["tunings_after_step_1"] == 0
+    assert any("no gradient crosses a sample boundary" in note for note in final["notes"])
+    assert final["losses"] == pytest.approx(shown["fused kernels"]["losses"][:5], rel=0.005), "the same model learns"
+    speed = (BENCHMARKS.parent / "docs/training/speed.md").read_text()
+    for entry in found["roofline"]:
+        if entry["part"] in {"products", "delta rule", "attention", "copies", "optimizer", "convolution"}:
+            assert f"| {entry['part']} | {entry['ms']:.1f} | {entry['bound_ms']:.1f} |" in speed
+    for rung in found["rungs"]:
+        if rung["model"] != "27b" and "tokens_per_s" in rung:
+            assert f"{rung['tokens_per_s']:,.0f}" in speed
+
+
 def test_the_documented_starts_are_the_measured_ones() -> None:
     found = json.loads((RESULTS / "cold-start-h200.json").read_text())
     starts = {row["way"]: row for row in found["starts"]}
@@ -175,6 +221,7 @@ def test_every_way_of_starting_runs_in_toy_size(tmp_path: Path, toy: Path) -> No
     starts = json.loads((tmp_path / "out.json").read_text())["starts"]
     assert [row["way"] for row in starts] == ["empty", "image"]
     assert all(row["start_to_first_step_s"] > row["imports_s"] > 0 and row["steps"] == 2 for row in starts)
+    assert [path.name for path in cache.rglob("*")] == ["kernel", "x.json"], "nothing is written to what verify left"
     refused = subprocess.run([*command, "--ways", "lukewarm"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "lukewarm is none of empty, verified, image, again" in refused.stderr

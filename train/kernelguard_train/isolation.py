@@ -1,6 +1,6 @@
 """Does any gradient of this model cross from one packed sample to another?
 
-Before a packed run, one small batch of three samples goes through the model itself, on the kernels it is bound to,
+Before a packed run, one batch of three short samples goes through the model itself, on the kernels it is bound to,
 and only the middle sample has labels. Then the gradient at the embeddings of the two others must be exactly zero. Not
 small: a forget gate at its initial value hides a leaking state from every test with a tolerance, and so does a loss
 curve.
@@ -20,6 +20,8 @@ from kernelguard_train.errors import ModelError
 
 LENGTHS = (65, 130, 30)
 """Longer than a convolution, on both sides of a chunk of 64, and with tail padding left."""
+LEAST = 256
+"""Tokens that they fit into."""
 
 
 def probe_batch(vocabulary: int, capacity: int) -> Batch:
@@ -32,15 +34,17 @@ def probe_batch(vocabulary: int, capacity: int) -> Batch:
     return packed_batch(samples, capacity, pad_id=0)
 
 
-def check(model: Any, embedding: nn.Module, vocabulary: int, device: torch.device) -> None:
+def check(model: Any, embedding: nn.Module, vocabulary: int, device: torch.device, tokens: int = 0) -> None:
     """One forward and backward pass on a packed probe; gradients of parameters are cleared again.
 
+    `tokens` is the size of the run's batches, which the probe has too: kernels are compiled and tuned for a size, and
+    for one that the run never has again that took 12 s of a start.
     Every rank must call this, since a sharded model computes on all of them together.
 
     Raises:
         ModelError: when a gradient crosses a boundary, or none arrives at all.
     """
-    batch = probe_batch(vocabulary, 256).to(device)
+    batch = probe_batch(vocabulary, max(tokens, LEAST)).to(device)
     kept: list[torch.Tensor] = []
 
     def keep(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> None:

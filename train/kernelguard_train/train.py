@@ -66,7 +66,7 @@ def train(config: Config, ranks: Ranks, report: Report, stop: StopRequest) -> Pr
 
     # Nothing is trained before it is certain that packed samples do not see each other.
     if config.batch.mode == "packed" and config.model.check_isolation:
-        isolation.check(network, built.parts.embedding, vocabulary, ranks.device)
+        isolation.check(network, built.parts.embedding, vocabulary, ranks.device, config.batch.tokens)
         log.info("isolation: no gradient crosses a sample boundary on this model")
 
     # Go on where an earlier run stopped.
