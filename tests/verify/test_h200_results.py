@@ -15,7 +15,7 @@ from kernelguard.verify.findings import findings, numbers
 from kernelguard.verify.values import Outcome, Verdict
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-NAMES = ("fla060-triton371", "fla060-stock-triton", "fla041-stock-triton", "isolation", "names", "27b", "27b-grouped")
+NAMES = ("fla060-triton371", "fla060-stock-triton", "fla041-stock-triton", "isolation", "names", "27b", "27b-grouped", "mamba")
 
 
 def path_of(name: str) -> Path:
@@ -161,6 +161,16 @@ def test_the_bundled_trainers_own_calls_on_the_27b(verdicts: dict[str, Verdict])
     assert {c.state for c in delta.configurations} == {"right", "refused"}
     assert len(delta.configurations) == 118
     assert verdict.isolation[0].isolated is True
+
+
+def test_a_mamba_hybrid_moves_logits_by_rounding_and_no_gradient(verdicts: dict[str, Verdict]) -> None:
+    every, *rest = verdicts["mamba"].isolation
+    assert (every.leak_gradient, every.leaking_layers) == (0.0, ())
+    assert every.leak_logit == 2.0**-5, "one unit in the last place of bf16 between 4 and 8"
+    leaks = {c.left_out: c.leak_gradient or 0.0 for c in rest}
+    assert leaks["position_ids"] > 1
+    assert leaks["seq_idx"] > 1
+    assert leaks["cu_seq_lens_q"] == 0, "torch's masks go by position_ids, the scan by seq_idx"
 
 
 def test_a_quick_run_fits_into_a_minute_and_a_first_step_into_seconds() -> None:
