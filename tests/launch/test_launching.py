@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -21,10 +22,12 @@ from kernelguard.declare.values import Intent
 from kernelguard.guard.question import Overrides
 from kernelguard.guard.ticket import to_document as ticket_document
 from kernelguard.judge.values import Level, Status
+from kernelguard.launch.tickets import _kernels
 from kernelguard.launching import Launch, Request, intent_flags, run_launch
 from kernelguard.lock.document import dumps
 from kernelguard.lock.parts import locked_intent, locked_model
 from kernelguard.lock.values import LockedPath, Role
+from kernelguard.trace import load_names
 from kernelguard.verify.files import to_document
 from kernelguard.verify.fingerprint import shapes_digest
 from kernelguard.verify.plan import plan
@@ -339,3 +342,11 @@ def test_unusable_arguments(made: Path, arguments: tuple[str, ...], words: str) 
     assert done.code == 2
     assert words in done.err
     assert "Traceback" not in done.err
+
+
+def test_a_kernel_that_fla_hands_over_to_is_one_of_the_fast_paths_own() -> None:
+    """Otherwise a rank on which FlashQLA does the work would be told that its fast path did not run."""
+    rows = [row for row in load_names() if row.symbol == "chunk_gated_delta_rule"]
+    admitted: Any = SimpleNamespace(verdict=SimpleNamespace(probes=()))
+    found = _kernels(admitted, rows, {("fla", "chunk_gated_delta_rule")})["chunk_gated_delta_rule"]
+    assert {"chunk_fwd_kernel_o", "tilelang_fused_chunk_gdr_fwd_kernel_kernel"} <= set(found)

@@ -469,6 +469,15 @@ def test_a_recorded_step_on_fused_kernels_is_bound_by_its_products(name: str, bu
     assert fixes["Fuse what only moves bytes"] < 0.15, "the update's share is not counted twice"
 
 
+def test_flash_qla_is_named_as_what_the_delta_rule_ran_on() -> None:
+    found = profile(RESULTS / "trace-flash-qla-h200.json.gz")
+    ran = {symbol: i for i in found.implementations for symbol in i.symbols}
+    assert ran["chunk_gated_delta_rule"].package == "flash_qla"
+    assert ran["chunk_gated_delta_rule"].forward
+    assert ran["chunk_gated_delta_rule"].backward
+    assert next(part for part in found.parts if part.name == "sequence").launches == 10
+
+
 def test_packing_is_what_fills_the_gpu() -> None:
     """The three recordings in a row: what the host launches, and how long the GPU stands still for it."""
     naive, fused, packed = (profile(RESULTS / f"trace-{name}-h200.json.gz") for name in ("naive", "fused", "packed"))

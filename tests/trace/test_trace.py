@@ -12,6 +12,7 @@ from packaging.specifiers import SpecifierSet
 
 import configs
 import observed
+from command import ROOT
 from kernelguard.declare.values import SubModel
 from kernelguard.errors import InputError, UndeterminedError
 from kernelguard.trace import TraceFacts, fast_paths, load_names, read_trace
@@ -101,6 +102,18 @@ def test_kernels_belong_to_their_fast_path() -> None:
     # The CUDA kernel of causal-conv1d is not mistaken for fla's Triton kernel of nearly the same name.
     assert fla_conv.kernels == ()
     assert [k.name for k in unexplained(facts(), (delta, conv, fla_conv))] == ["unheard_of_kernel"]
+
+
+def test_kernels_of_a_package_that_is_handed_the_call_count_for_it() -> None:
+    """Where FlashQLA is installed fla hands the delta rule over to it: its own kernels do not run then."""
+    trace = read_trace(ROOT / "benchmarks/results/trace-flash-qla-h200.json.gz")
+    wanted = [("fla", "chunk_gated_delta_rule")]
+    (found,) = fast_paths(trace, wanted, {"fla-core": "0.6.0", "flash-qla": "0.1.3"})
+    assert (found.forward, found.backward, found.fallbacks) == (True, True, ())
+    assert all(run.name.startswith("tilelang_") for run in found.kernels)
+    (without,) = fast_paths(trace, wanted, {"fla-core": "0.6.0"})
+    assert without.known
+    assert not without.forward
 
 
 def test_a_version_without_known_names_is_not_an_absent_kernel() -> None:

@@ -127,6 +127,7 @@ def test_kernels_that_run_together_are_counted_once() -> None:
     [
         ("nvjet_sm90_tst_320x128_64x3_1x2_h_bz_coopB_NNT", "products"),
         ("chunk_gated_delta_rule_bwd_kernel_dhu_blockdim64", "delta rule"),
+        ("tilelang_group_reduce_vector_kernel_kernel", "delta rule"),
         ("_convolve_back", "convolution"),
         ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<...>", "attention"),
         ("_cross_entropy", "cross entropy"),

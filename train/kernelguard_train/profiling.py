@@ -24,7 +24,10 @@ _PARTS = (
     ("attention", r"flash|fmha|attention|varlen|softmax_warp"),
     ("convolution", r"conv"),
     ("cross entropy", r"logsumexp|cross_entropy|log_softmax|nll_loss|online_softmax"),
-    ("delta rule", r"chunk_|wy_repr|solve_tril|kkt|recompute_w_u|l2norm|gdn|cumsum|fused_.*kernel_kernel|prepare_h"),
+    (
+        "delta rule",
+        r"^tilelang_|chunk_|wy_repr|solve_tril|kkt|recompute_w_u|l2norm|gdn|cumsum|fused_.*kernel_kernel|prepare_h",
+    ),
     ("scan", r"_ssd|_state_passing|_bmm_chunk|mamba|selective"),
     ("products", r"gemm|nvjet|cutlass|xmma|cublas|splitk|gemv|s884|s1688|s16816"),
     ("norms", r"norm"),

@@ -86,7 +86,7 @@ def make_ticket(a: Admitted, *, run_dir: str) -> Ticket:
         deadlines=a.deadlines,
         fast_paths=tuple(_path(p, a) for p in needed),
         kernels=_kernels(a, names, used),
-        fallbacks={n.symbol: n.fallback_ops for n in names if (n.package, n.symbol) in used and n.fallback_ops},
+        fallbacks={n.symbol: n.fallback_ops for n in names if n.called in used and n.fallback_ops},
         packed=a.intent.packed,
         signals=(a.intent.signals or _ALL_SIGNALS) if a.intent.packed else (),
         intent=dict(a.lock.intent),
@@ -101,7 +101,10 @@ def make_ticket(a: Admitted, *, run_dir: str) -> Ticket:
 
 def _kernels(a: Admitted, names: Sequence[Names], used: Collection[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
     """GPU kernels by fast path: those that the verdict's profiler saw, else those known of that package version."""
-    found = {n.symbol: (*n.forward, *n.backward) for n in names if (n.package, n.symbol) in used}
+    found: dict[str, tuple[str, ...]] = {}
+    for row in names:
+        if row.called in used:
+            found[row.symbol] = (*found.get(row.symbol, ()), *row.forward, *row.backward)
     for probe in a.verdict.probes:
         seen = (*probe.forward_kernels, *probe.backward_kernels)
         if seen and (probe.package, probe.symbol) in used:

@@ -31,6 +31,13 @@ class Names:
     """Operators that the model's slow path runs and its fast path does not."""
     recorded: str
     """Where they were seen in a trace; empty: only read from the package's source."""
+    through: str = ""
+    """The package whose function of this name hands its calls over to this one; empty: models call it themselves."""
+
+    @property
+    def called(self) -> tuple[str, str]:
+        """Package and symbol of the function that a model calls."""
+        return self.through or self.package, self.symbol
 
 
 def load_names(files: Iterable[Path] | None = None) -> tuple[Names, ...]:
@@ -52,6 +59,7 @@ def _row(document: Mapping[str, Any], row: Mapping[str, Any]) -> Names:
         backward=tuple(row.get("backward", ())),
         fallback_ops=tuple(row.get("fallback_ops", ())),
         recorded=row.get("recorded", ""),
+        through=document.get("through", ""),
     )
 
 
@@ -83,7 +91,7 @@ def _one(
     seen: tuple[Sequence[str], Sequence[str]],
 ) -> FastPathTrace:
     package, symbol = wanted
-    mine = [r for r in rows if (r.package, r.symbol) == wanted]
+    mine = [r for r in rows if r.called == wanted]
     fitting = [r for r in mine if _holds(r, versions)]
     fallbacks = {op for row in mine for op in row.fallback_ops}
     ran = tuple(f"{op} ({trace.ops[op]}x)" for op in sorted(fallbacks) if op in trace.ops)
