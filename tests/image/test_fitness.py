@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import json
 import subprocess
 import sys
@@ -27,6 +28,7 @@ GOOD = {
     "python_headers": True,
     "include": "/usr/local/include/python3.12",
     "nvcc": "",
+    "uncompiled": [],
     "compat": [],
     "shm_bytes": 16 << 30,
     "devices": ["/dev/nvidia0"],
@@ -70,6 +72,28 @@ def test_nothing_is_said_of_a_good_one() -> None:
 )
 def test_one_thing_is_wrong(changes: dict[str, Any], code: str) -> None:
     assert codes(**changes) == {code}
+
+
+def test_packages_without_bytecode_are_a_warning() -> None:
+    assert codes(Status.WARN, uncompiled=["torch"]) == {"image-no-bytecode"}
+    assert codes(uncompiled=["torch"]) == set()
+
+
+def test_bytecode_is_looked_for_where_this_python_would_find_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "compiled_or_not"
+    package.mkdir()
+    for name in ("__init__", "one", "two"):
+        (package / f"{name}.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    assert look.uncompiled("compiled_or_not")
+    compileall.compile_dir(package, quiet=1)
+    assert not look.uncompiled("compiled_or_not")
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "elsewhere"))
+    assert look.uncompiled("compiled_or_not")
+    assert not look.uncompiled("no_such_package")
 
 
 def test_triton_alone_needs_a_compiler() -> None:

@@ -41,6 +41,7 @@ def image_findings(
     """Everything that is wrong with an image, or that cannot be told."""
     found = [
         *_toolchain(facts),
+        *_bytecode(facts),
         *_gpu(facts, situation),
         *_compat(facts, situation),
         *_shm(facts, situation),
@@ -82,6 +83,19 @@ def _toolchain(facts: Mapping[str, Any]) -> Iterator[Finding]:
             Status.FAIL,
             f"{needs}; there is no Python.h in {facts['include']}",
             f"apt-get install python{version}-dev, or an image of python:{version}",
+        )
+
+
+def _bytecode(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """Without it each new container compiles what it imports: torch and transformers took 14.0 s instead of 5.7 s."""
+    names = facts["uncompiled"]
+    if names:
+        yield _finding(
+            "image-no-bytecode",
+            Status.WARN,
+            f"{', '.join(names)}: no bytecode in the image, so each new container compiles them before its first step "
+            "(seconds), and every process does where it cannot write there",
+            "RUN python -m compileall -q -j 0 $(python -c 'import site; print(*site.getsitepackages())')",
         )
 
 

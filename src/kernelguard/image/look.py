@@ -40,6 +40,7 @@ def look() -> dict[str, Any]:
         "python_headers": os.path.isfile(os.path.join(include, "Python.h")),
         "include": include,
         "nvcc": shutil.which("nvcc") or "",
+        "uncompiled": [name for name in LARGE if uncompiled(name)],
         "compat": compat(),
         "shm_bytes": shm.f_frsize * shm.f_blocks if shm is not None else 0,
         "devices": sorted(glob.glob("/dev/nvidia[0-9]*")),
@@ -53,6 +54,8 @@ def look() -> dict[str, Any]:
     }
 
 
+LARGE = ("torch", "transformers", "triton", "fla")
+"""What a training process imports most of."""
 KNOWN = ("LD_LIBRARY_PATH", "OPENSSL_FORCE_FIPS_MODE", "TORCH_CUDA_ARCH_LIST", "CC")
 
 
@@ -87,6 +90,19 @@ def torch_cuda() -> str:
             if found:
                 return found.group(1)
     return ""
+
+
+def uncompiled(name: str) -> bool:
+    """Whether most modules in the package's own folder have no bytecode for this Python."""
+    # `python -I` does not heed the variable, which a training process in the same image does.
+    sys.pycache_prefix = sys.pycache_prefix or os.environ.get("PYTHONPYCACHEPREFIX")
+    spec = importlib.util.find_spec(name)
+    for folder in (spec.submodule_search_locations if spec is not None else None) or ():
+        modules = glob.glob(os.path.join(glob.escape(folder), "*.py"))
+        without = [path for path in modules if not os.path.isfile(importlib.util.cache_from_source(path))]
+        if 2 * len(without) > len(modules):
+            return True
+    return False
 
 
 def compat() -> list[str]:
