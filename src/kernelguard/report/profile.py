@@ -119,6 +119,8 @@ def _trace(found: Profile) -> dict[str, Any]:
         ],
         "kernels_total": len(found.kernels),
         "waits": [asdict(wait) for wait in found.waits],
+        "stalls": [asdict(stall) for stall in found.stalls],
+        "recomputed_us": found.recomputed,
         "copies_to_host": found.copies_to_host,
         "compilations": {"count": found.compilations, "us": found.compile_us, "modules_loaded": found.module_loads},
         "implementations": [asdict(i) for i in found.implementations],

@@ -135,7 +135,8 @@ def _sentence(
     if cause is Cause.UNKNOWN:
         return f"Not known what bounds it: {share:.0%} of the step is in kernels whose kind is not known"
     text = {
-        Cause.LAUNCH: f"{share:.0%} of the step the GPU waits for launches or runs kernels that are not worth one "
+        Cause.LAUNCH: _stalled(found, share)
+        or f"{share:.0%} of the step the GPU waits for launches or runs kernels that are not worth one "
         f"({found.launches / found.step_count:,.0f} a step, "
         f"{found.short / max(1, found.launches):.0%} shorter than 10 µs)",
         Cause.DATA: f"{share:.0%} of the step the GPU stands still while the host reads data",
@@ -151,6 +152,13 @@ def _sentence(
     slow = _slow_paths(found)
     cost = f" The slow path of {slow} ran, a kernel's fallback in PyTorch." if slow else ""
     return f"{lead}: {text}.{cost} Really busy {busy:.0%} of {_ms(step)} a step."
+
+
+def _stalled(found: Profile, share: float) -> str:
+    """What the host was inside of, where that is most of what the GPU waited for."""
+    if found.idle.stalled < 0.5 * share * found.wall:
+        return ""
+    return f"{share:.0%} of the step the GPU waits, most of it while the host is inside {found.stalls[0].operator}"
 
 
 def _slow_paths(found: Profile) -> str:
@@ -223,14 +231,24 @@ def _fixes(found: Profile, by_cause: dict[Cause, float], straggler: str) -> list
     return sorted((fix for fix in fixes if fix.gain >= WORTH), key=lambda fix: -fix.gain)
 
 
+_FIRST_CALLS = {
+    f"aten::_cudnn_attention_{way}": "torch.backends.cuda.enable_cudnn_sdp(False)   # or one padded length for all"
+    for way in ("forward", "backward")
+}
+"""Operators that are known to prepare a plan for each new shape."""
+
+
 def _launch_fixes(found: Profile, launch: float, after_wait: float) -> list[Fix]:
     fixes = []
     slow = [i for i in found.implementations if i.fallbacks]
     if slow:
         names = _slow_paths(found)
         seen = "; ".join(op for i in slow for op in i.fallbacks)
-        small = sum(part.busy for part in found.parts if part.bound in {"memory", "sequence"}) / found.wall
+        # The optimizer runs however the kernels are computed, and so does what the host prepares for a new shape.
+        slowed = [p for p in found.parts if p.bound in {"memory", "sequence"} and p.name != "optimizer"]
+        small = sum(part.busy for part in slowed) / found.wall
         short = found.short_us / found.wall
+        launch -= found.idle.stalled / found.wall
         fixes.append(
             Fix(
                 title=f"Get {names} off the slow path",
@@ -262,7 +280,21 @@ def _launch_fixes(found: Profile, launch: float, after_wait: float) -> list[Fix]
                 gain=found.idle.compiling / found.wall,
             )
         )
-    rest = launch - after_wait - found.idle.compiling / found.wall
+    stalled = found.idle.stalled / found.wall
+    if found.stalls:
+        worst = found.stalls[0]
+        names = ", ".join(stall.operator for stall in found.stalls[:3])
+        fixes.append(
+            Fix(
+                title=f"Keep {worst.operator} from holding up the host",
+                why=f"for {_ms(found.idle.stalled / found.step_count)} a step the GPU stands still while the host is "
+                f"inside {names}, up to {_ms(worst.longest)} in one call that launches nothing: memory, or what is "
+                "prepared once for each new shape",
+                how=_FIRST_CALLS.get(worst.operator, "pad every batch to the same length, or record a later step"),
+                gain=stalled,
+            )
+        )
+    rest = launch - after_wait - stalled - found.idle.compiling / found.wall
     if rest > WORTH and not slow:
         fixes.append(
             Fix(
@@ -301,6 +333,16 @@ def _work_fixes(found: Profile, by_cause: dict[Cause, float]) -> list[Fix]:
                     gain=products.busy * (1 - reached) / found.wall,
                 )
             )
+    if found.recomputed:
+        fixes.append(
+            Fix(
+                title="Recompute less",
+                why=f"{_ms(found.recomputed / found.step_count)} of every step are products and attention of the "
+                "forward pass that run again inside the backward pass (activation checkpointing)",
+                how="checkpoint every other layer, or none: as many as memory needs",
+                gain=found.recomputed / found.wall,
+            )
+        )
     memory = [part for part in found.parts if part.bound == "memory"]
     moved = by_cause.get(Cause.MEMORY, 0.0)
     # An update costs the same however many tokens went into it, and is one fused kernel already more often than not.

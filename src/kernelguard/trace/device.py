@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from kernelguard.trace.host import HostFacts
+from kernelguard.trace.host import HostFacts, Stall
 from kernelguard.trace.intervals import Cover, Interval, gaps
 from kernelguard.trace.parts import Parts
 from kernelguard.trace.recording import Kind, Recording, Rows
@@ -29,6 +30,8 @@ class Idle:
     """The host was still calling operators: what came next had not been launched."""
     after_wait: float = 0.0
     """Of `launch`: right after the host had waited for the GPU, so that nothing was queued."""
+    stalled: float = 0.0
+    """Of `launch`, and not of `after_wait`: the host was inside one long call (`Stall`)."""
     data: float = 0.0
     """The host was reading data, as its own marks say."""
     compiling: float = 0.0
@@ -77,6 +80,8 @@ class DeviceFacts:
     """Communication and nothing else ran."""
     communication: float = 0.0
     idle: Idle = field(default_factory=Idle)
+    stalls: tuple[Stall, ...] = ()
+    """Most time first."""
     parts: list[PartTime] = field(default_factory=list)
     kernels: list[KernelRun] = field(default_factory=list)
     """Most expensive first; copies included."""
@@ -182,7 +187,7 @@ def _work(recording: Recording, rows: Rows, inside: list[int], part_of: list[int
             entry.operations += operations
             entry.operations_time += launched[external]
         if read == read:  # noqa: PLR0124 - not NaN
-            entry.bytes += read + host.bytes_largest[row]
+            entry.bytes += read + host.bytes_written[row]
             entry.bytes_time += launched[external]
 
 
@@ -268,10 +273,14 @@ def _gaps(
     data, compiling, waiting = Cover(host.data), Cover(host.compiling), Cover(host.waiting)
     silent = Cover(gaps(host.busy, begin, window_end, at_least=SILENT_US))
     wait_ends = array("d", (end for _, end in waiting.merged))
+    calls = deque(sorted(host.long_calls))
+    stalls: dict[str, list[float]] = {}
     at = begin
     for index in range(len(firsts) + 1):
         last = index == len(firsts)
         until = window_end if last else starts[index]
+        while calls and calls[0][1] <= at:
+            calls.popleft()
         if until > at:
             launch = None if last else launched.get(recording.device.correlation[firsts[index]])
             if launch is not None and launch < at and not last:
@@ -285,10 +294,16 @@ def _gaps(
                     compiling=compiling,
                     silent=silent,
                     wait_ends=wait_ends,
+                    calls=calls,
+                    stalls=stalls,
                     idle=facts.idle,
                 )
         if not last:
             at = max(at, ends[index])
+    facts.stalls = tuple(
+        Stall(operator=name, calls=int(count), microseconds=spent, longest=longest)
+        for name, (count, spent, longest) in sorted(stalls.items(), key=lambda item: -item[1][1])
+    )
 
 
 def _host_gap(
@@ -300,6 +315,8 @@ def _host_gap(
     compiling: Cover,
     silent: Cover,
     wait_ends: array[float],
+    calls: Iterable[tuple[float, float, str]],
+    stalls: dict[str, list[float]],
     idle: Idle,
 ) -> None:
     """A gap that ends with a kernel whose launch came late: what the host did until then is to blame."""
@@ -315,6 +332,21 @@ def _host_gap(
     place = bisect_left(wait_ends, begin - _NEAR_US)
     if place < len(wait_ends) and wait_ends[place] <= min(end, begin + 5 * _NEAR_US):
         idle.after_wait += launching
+        return
+    left = launching
+    for first, last, name in calls:
+        if first >= launch:
+            break
+        inside = min(last, launch, end) - max(first, begin)
+        if inside <= 0 or left <= 0:
+            continue
+        inside = min(inside, left)
+        left -= inside
+        idle.stalled += inside
+        entry = stalls.setdefault(name, [0, 0.0, 0.0])
+        entry[0] += 1
+        entry[1] += inside
+        entry[2] = max(entry[2], last - first)
 
 
 def _launch_times(recording: Recording, wanted: set[int]) -> Mapping[int, float]:

@@ -27,6 +27,9 @@ _COMPILE = re.compile(
 )
 _MODULE_LOAD = re.compile(r"^cu(Module|Library)LoadData|^cudaLibraryLoadData")
 _LAUNCH = re.compile(r"^(cuda|hip)(Launch|Graph|Module)|^cu(Launch|Graph)", re.IGNORECASE)
+# Called by a forward pass and never by a derivative: inside the backward pass they are computed again.
+_FORWARD_ONLY = {"aten::linear", "aten::scaled_dot_product_attention", "aten::conv1d", "aten::embedding"}
+_ENGINE = "autograd::engine::evaluate_function"
 # What key_averages leaves out.
 _UNCOUNTED = {
     "[memory]", "[OutOfMemory]", "profiler::_record_function_enter", "profiler::_record_function_enter_new",
@@ -61,6 +64,22 @@ class Wait:
     microseconds: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """The GPU stood still while the host was inside one long call that launched nothing."""
+
+    operator: str
+    calls: int
+    microseconds: float
+    """Of the GPU's standing still."""
+    longest: float
+    """Of the calls."""
+
+
+STALL_US = 5000.0
+"""A call that takes this long by itself prepares something: a plan for a new shape, an allocation, a file."""
+
+
 @dataclass(slots=True, kw_only=True)
 class HostFacts:
     """The host's side of a trace."""
@@ -77,9 +96,13 @@ class HostFacts:
     overhead: list[Interval] = field(default_factory=list)
     """The profiler's own work."""
     waits: tuple[Wait, ...] = ()
+    long_calls: list[tuple[float, float, str]] = field(default_factory=list)
+    """(begin, end, operator) of calls that took `STALL_US` by themselves and did not wait for the GPU."""
     module_loads: int = 0
     launches: int = 0
     threads: int = 0
+    recomputed: float = 0.0
+    """Microseconds on the GPU of products and attention of a forward pass that ran again inside the backward pass."""
 
     @property
     def self_host(self) -> float:
@@ -103,6 +126,10 @@ class _Open:
     device: float = 0.0
     outer: int = -1
     """Row of the outermost operator around it that is not one of autograd's."""
+    backward: bool = False
+    """Inside of what the autograd engine runs."""
+    counted: bool = False
+    """It, or an operator around it, is one of a forward pass that runs again."""
 
 
 def read_host(recording: Recording, device_by_operator: Mapping[int, float], window: Interval | None) -> HostFacts:
@@ -164,6 +191,8 @@ class _Reader:
         self.is_load = [bool(_MODULE_LOAD.search(n)) for n in names]
         self.is_launch = [bool(_LAUNCH.search(n)) for n in names]
         self.uncounted = {i for i, n in enumerate(names) if n in _UNCOUNTED}
+        self.is_engine = [n.startswith(_ENGINE) for n in names]
+        self.is_forward = [n in _FORWARD_ONLY for n in names]
         self.is_wrapper = [n.startswith("autograd::engine") or n.endswith(("Backward0", "Backward1")) for n in names]
         # All steps are one line of the table, as in key_averages.
         self.alias = dict.fromkeys(self.step, min(self.step, default=0))
@@ -182,6 +211,11 @@ class _Reader:
             self._note(row, begin, end, stack)
             opened = _Open(row, end, device=self.device.get(rows.external[row], 0.0) if self._owns(row) else 0.0)
             opened.outer = self._outer(row, stack)
+            above = stack[-1] if stack else None
+            opened.backward = self.is_engine[rows.name[row]] or (above is not None and above.backward)
+            opened.counted = above is not None and (
+                above.counted or (above.backward and self.is_forward[rows.name[above.row]])
+            )
             stack.append(opened)
         while stack:
             self._close(stack)
@@ -201,7 +235,7 @@ class _Reader:
         name, kind = rows.name[row], rows.kind[row]
         if name in self.step and kind == Kind.ANNOTATION:
             facts.steps.append((self.step[name], begin, end))
-        inside = self.window is None or (begin >= self.window[0] and begin < self.window[1])
+        inside = self._inside(begin)
         if kind == Kind.RUNTIME:
             facts.launches += inside and self.is_launch[name]
             facts.module_loads += inside and self.is_load[name]
@@ -239,6 +273,13 @@ class _Reader:
         operator.calls += 1
         operator.total_host += duration
         operator.self_host += duration - closed.children
+        if closed.backward and self.is_forward[name] and not closed.counted and self._inside(rows.start[row]):
+            self.facts.recomputed += closed.device
+        if duration - closed.children >= STALL_US and self._prepares(name, row):
+            outer = rows.name[closed.outer] if closed.outer >= 0 else name
+            own = name if rows.kind[row] == Kind.OPERATOR else outer
+            begin = rows.start[row]
+            self.facts.long_calls.append((begin, begin + duration, self.recording.names[own]))
         operator.total_device += closed.device
         if self._owns(row):
             operator.self_device += self.device.get(rows.external[row], 0.0)
@@ -250,6 +291,15 @@ class _Reader:
             if parent.count == 1:
                 parent.only = (name, duration, closed.children)
                 parent.only_below = (closed.count, closed.only)
+
+    def _inside(self, begin: float) -> bool:
+        return self.window is None or self.window[0] <= begin < self.window[1]
+
+    def _prepares(self, name: int, row: int) -> bool:
+        """Whether a long call is one that holds up what comes after it, and has no other name here."""
+        if self.is_wait[name] or self.is_data[name] or self.is_compile[name] or self.is_wrapper[name]:
+            return False
+        return self.rows.kind[row] in (Kind.OPERATOR, Kind.RUNTIME)
 
     def _operator(self, name: int, row: int) -> Operator:
         name = self.alias.get(name, name)

@@ -10,7 +10,7 @@ from typing import Any
 
 from kernelguard.trace.bound import Bound, judge
 from kernelguard.trace.device import DeviceFacts, Idle, PartTime, device_by_operator, read_device
-from kernelguard.trace.host import HostFacts, Operator, Wait, read_host, step_names
+from kernelguard.trace.host import HostFacts, Operator, Stall, Wait, read_host, step_names
 from kernelguard.trace.implementations import Implementation, implementations
 from kernelguard.trace.intervals import Bins, Cover, Interval
 from kernelguard.trace.parts import Parts, Peak, peak_of
@@ -78,6 +78,9 @@ class Profile:
     exposed_communication: float
     communication: float
     waits: tuple[Wait, ...]
+    stalls: tuple[Stall, ...]
+    recomputed: float
+    """On the GPU: products and attention of forward passes that ran again inside the backward pass."""
     copies_to_host: int
     compilations: int
     compile_us: float
@@ -145,6 +148,8 @@ def understand(recording: Recording, *, run: RunFacts | None = None) -> Profile:
         exposed_communication=device.exposed_communication,
         communication=device.communication,
         waits=host.waits,
+        stalls=device.stalls,
+        recomputed=host.recomputed,
         copies_to_host=sum(run.count for run in device.kernels if "DtoH" in run.name),
         compilations=_inside(host.compiling, window),
         compile_us=sum(

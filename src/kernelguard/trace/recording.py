@@ -74,7 +74,7 @@ class Rows:
     """Device: bytes of a copy. Host: floating-point operations by an operator's shapes; NaN: not known."""
     bytes_read: array[float] = field(default_factory=lambda: array("f"))
     """Host: of an operator's inputs, by their shapes; NaN: not recorded."""
-    bytes_largest: array[float] = field(default_factory=lambda: array("f"))
+    bytes_written: array[float] = field(default_factory=lambda: array("f"))
     """Host: of its largest input, as which its output is taken."""
 
     def __len__(self) -> int:
@@ -187,7 +187,7 @@ def _fill(events: Any, source: str) -> Recording:
         done = work(name, arguments) if kind is Kind.OPERATOR and "Input Dims" in arguments else None
         rows.amount.append(done.operations if done else float("nan"))
         rows.bytes_read.append(done.read if done else float("nan"))
-        rows.bytes_largest.append(done.largest if done else float("nan"))
+        rows.bytes_written.append(done.written if done else float("nan"))
         if len(host) + len(device) > LARGEST_ROWS:
             raise InputError(
                 f"{source} has more than {LARGEST_ROWS // 1_000_000} million timed events",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,9 @@ class Work:
     operations: float
     """Floating-point operations of a matrix product; NaN: not a product, or not known from shapes alone."""
     read: float
-    """Bytes of all tensor inputs, each read once."""
-    largest: float
-    """Bytes of the largest of them."""
+    """Bytes of all tensor inputs, each once; NaN: how much of them is touched, shapes do not tell."""
+    written: float
+    """Bytes of an output beside them: as large as the largest input, or none where it is an input or a few numbers."""
 
 
 _BYTES = {
@@ -36,6 +37,18 @@ _PRODUCTS = {
 }
 
 
+# What is written is one of the inputs, or next to nothing: everything that works in place, copies, and sums.
+_NO_OUTPUT = re.compile(
+    r"_$|^aten::(_foreach_norm|linalg_vector_norm|norm|sum|mean|amax|amin|max|min|all|any|argmax|argmin|logsumexp|"
+    r"count_nonzero|var|std|prod|_amp_\w+|_chunk_cat|isfinite_all|equal|_local_scalar_dense|item)$"
+)
+# Of these inputs only some rows are touched, or the output is of another size altogether.
+_PARTLY = re.compile(
+    r"^aten::(index\w*|_index\w*|embedding\w*|gather|scatter\w*|take\w*|select\w*|slice\w*|one_hot|nonzero|"
+    r"masked_select|repeat_interleave|expand\w*|bincount|histc|sort|topk|unique\w*|_unique\w*)$"
+)
+
+
 def work(name: str, arguments: Mapping[str, Any]) -> Work | None:
     """The work of one call; None: the event has no usable shapes."""
     shapes, types = arguments.get("Input Dims"), arguments.get("Input type")
@@ -46,10 +59,12 @@ def work(name: str, arguments: Mapping[str, Any]) -> Work | None:
         for shape, kind in zip(shapes, types, strict=False)
         if isinstance(kind, str) and kind in _BYTES and _is_shape(shape)
     ]
+    if _PARTLY.search(name):
+        return Work(operations=_product(name, shapes), read=math.nan, written=math.nan)
     return Work(
         operations=_product(name, shapes),
         read=float(sum(sizes)),
-        largest=float(max(sizes, default=0)),
+        written=0.0 if _NO_OUTPUT.search(name) else float(max(sizes, default=0)),
     )
 
 
