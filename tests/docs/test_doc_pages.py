@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from documents import NEEDS, Block, blocks, not_seen, pages
 
+import machines
 from command import ROOT
 from observed import environment
 
@@ -28,7 +29,7 @@ PAGES = [
 ]
 RUN = {page: [b for b in blocks(page) if not b.needs and b.language in {"console", "yaml", "python"}] for page in PAGES}
 NOT_RUN = {
-    "README.md": "an H200's own output, `make`, and one line for each command; the profile is held by tests/report",
+    "README.md": "`make`, one line for each command, and what was said on an H200: held below and by tests/report",
     "docs/guard.md": "needs ranks that train: tests/guard starts them, with the same two lines and the same callback",
     "docs/image.md": "needs an engine and a GPU: tests/engine builds, verifies, promotes and lints",
     "docs/launch.md": "needs a lock that admits a launch, so a GPU: tests/launch does the same below that level",
@@ -83,7 +84,7 @@ def at_hand(folder: Path) -> None:
     for name in ("trace.json.gz", "rank0.json.gz", "rank1.json.gz"):
         shutil.copy(results / "verify-h200-trace.json.gz", folder / name)
         (folder / name).chmod(0o644)
-    shutil.copy(results / "check-h200.json", folder / "check.json")
+    shutil.move(machines.write_check(machines.H200_STOCK_TRITON, folder), folder / "check.json")
 
 
 @pytest.mark.thorough
@@ -134,6 +135,21 @@ def test_every_block_is_run_or_it_is_said_why_not() -> None:
         for block in blocks(page):
             run = block in RUN[page] or block.needs in NEEDS or block.language == "text"
             assert run, f"{page.name}:{block.line}"
+
+
+@pytest.mark.observed
+@pytest.mark.thorough
+def test_the_readme_shows_what_is_said_of_the_h200_of_the_verdicts(tmp_path: Path) -> None:
+    """Between the machine and the last line; those two say how it was looked at, here from a file."""
+    command = "$ kernelguard check examples/qwen3.8-27b --level import\n"
+    shown = (ROOT / "README.md").read_text(encoding="utf-8").split(command)[1].split("```")[0]
+    printed = machines.checked(machines.H200_STOCK_TRITON, tmp_path).out
+    for text in ("torch  ", "gpu  "):
+        (line,) = (one for one in shown.splitlines() if one.startswith(text))
+        assert line in printed.splitlines()
+    found = shown[shown.index("FAIL ") : shown.index("\nFAIL: ")]
+    assert found.count("fix: ") == 2
+    assert found in printed
 
 
 def test_no_code_is_written_so_that_no_test_sees_it(tmp_path: Path) -> None:
