@@ -12,6 +12,7 @@ import reference  # noqa: E402 - stands in tools/, which is no package
 
 project = "kernelguard"
 author = "the kernelguard authors"
+project_copyright = author
 extensions = ["myst_parser"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["training/demos"]

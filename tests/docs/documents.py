@@ -7,12 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from markdown_it import MarkdownIt
+
 from command import ROOT
 
 _FENCE = re.compile(
     r"^(?P<indent> *)(?:<!-- needs: (?P<needs>[a-z ]+) -->\n+ *)?```(?P<info>[^\n`]*)\n(?P<body>.*?)^ *```$",
     re.MULTILINE | re.DOTALL,
 )
+
+NEEDS = {"index", "gpu", "engine", "minutes"}
+"""Why a block is not run: a package index, a GPU, a container engine, or it takes minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +26,12 @@ class Block:
 
     page: Path
     line: int
+    fence: int
+    """The line of its fence: `line`, or below it where the block says what it needs."""
     language: str
     title: str
     needs: str
-    """`index`, `gpu`, `engine`: it cannot be run everywhere. Empty: it can."""
+    """One of NEEDS: it cannot be run everywhere. Empty: it can."""
     text: str
 
     @property
@@ -46,6 +53,15 @@ def pages() -> tuple[Path, ...]:
     return (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(p for p in written if p.parent.name != "reference"))
 
 
+def not_seen(page: Path) -> tuple[int, ...]:
+    """Lines at which code begins that a Markdown parser finds and `blocks` does not: indented code, above all.
+
+    What no test sees is neither run nor parsed, so a page may not have any.
+    """
+    code = [t for t in MarkdownIt().parse(page.read_text(encoding="utf-8")) if t.type in {"fence", "code_block"}]
+    return tuple(t.map[0] + 1 for t in code if t.map and t.map[0] + 1 not in {b.fence for b in blocks(page)})
+
+
 def blocks(page: Path) -> Iterator[Block]:
     """The fenced blocks of a page, from top to bottom."""
     text = page.read_text(encoding="utf-8")
@@ -57,6 +73,7 @@ def blocks(page: Path) -> Iterator[Block]:
         yield Block(
             page=page,
             line=text.count("\n", 0, match.start()) + 1,
+            fence=text.count("\n", 0, match.start("info")) + 1,
             language=language,
             title=title[1] if title else "",
             needs=match["needs"] or "",

@@ -1,7 +1,11 @@
-"""Every `kernelguard` command that the documentation shows is one that the command line takes."""
+"""Every `kernelguard` command that the documentation shows is one that the command line takes.
+
+Of this repository's other programs that are shown, benchmarks and demos, the file is there and has the options.
+"""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +29,15 @@ def shown() -> Iterator[tuple[str, str]]:
                 words = line.strip().removeprefix("$ ")
                 if block.language in {"console", "bash", "sh", ""} and words.startswith("kernelguard "):
                     yield f"{page.relative_to(ROOT)}:{block.line + number}", words
+
+
+def programs() -> Iterator[tuple[str, str, str]]:
+    """(where, path in this repository, options) of each program that is shown, in a block or in a sentence."""
+    for page in pages():
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        for found in re.finditer(r"(?<![\w/])((?:benchmarks|docs|tools|tests)/[\w/-]+\.(?:py|sh))([^\n`#]*)", text):
+            line = text.count("\n", 0, found.start()) + 1
+            yield f"{page.relative_to(ROOT)}:{line}", found[1], " ".join(re.findall(r"--[a-z-]+", found[2]))
 
 
 def parse(line: str) -> None:
@@ -58,6 +71,17 @@ def test_a_command_that_is_shown_is_taken(where: str, line: str) -> None:
         parse(line)
     except typer.TyperException as error:
         pytest.fail(f"{where}: {line}: {error.format_message()}")
+
+
+PROGRAMS = sorted(set(programs()))
+
+
+@pytest.mark.parametrize(("where", "path", "options"), PROGRAMS, ids=[f"{where}-{path}" for where, path, _ in PROGRAMS])
+def test_a_program_that_is_shown_is_there_and_has_the_options(where: str, path: str, options: str) -> None:
+    """Read from its text: some import what only a GPU machine has."""
+    assert (ROOT / path).is_file(), where
+    text = (ROOT / path).read_text(encoding="utf-8")
+    assert [option for option in options.split() if f'"{option}"' not in text] == [], where
 
 
 def test_the_parser_refuses_what_is_not_there() -> None:
