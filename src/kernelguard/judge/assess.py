@@ -239,7 +239,7 @@ def _judge_unexecuted(path: FastPath, evidence: Evidence, level: Level) -> Findi
             status=Status.UNKNOWN,
             fast_path=path.symbol,
             reason=f"{version} is listed, but nothing was executed: whether it loads is not known",
-            fix="kernelguard check --level import on that machine"
+            fix="kernelguard check MODEL --level import   # on that machine"
             if level is Level.RESOLVE
             else "run this check on that machine, without --environment",
         )
@@ -268,7 +268,7 @@ def _judge_hub_first(path: FastPath, evidence: Evidence) -> Finding | None:
         fast_path=path.symbol,
         reason=f"transformers {tree.version} asks the hub for {path.package} and does not try an installed one; "
         "whether the hub has a build for this machine was not looked at",
-        fix="kernelguard check --level import on that machine",
+        fix="kernelguard check MODEL --level import   # on that machine",
     )
 
 
