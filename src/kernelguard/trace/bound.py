@@ -205,7 +205,7 @@ def _fixes(found: Profile, by_cause: dict[Cause, float], straggler: str) -> list
             Fix(
                 title="Pack samples instead of padding them",
                 why=f"{1 - found.run.density:.0%} of the computed tokens are padding",
-                how='kernelguard_train: batch.mode = "packed"; then kernelguard check MODEL --packed',
+                how='batch.mode="packed"   # packing=True in TRL; then kernelguard check MODEL --packed',
                 gain=by_cause[Cause.PADDING],
             )
         )
@@ -215,7 +215,7 @@ def _fixes(found: Profile, by_cause: dict[Cause, float], straggler: str) -> list
                 title="Hide communication behind computing",
                 why=f"{_ms(found.exposed_communication / found.step_count)} of "
                 f"{_ms(found.communication / found.step_count)} of communication a step is not hidden",
-                how="fully_shard each layer, set_modules_to_forward_prefetch / _backward_prefetch; shard within a node",
+                how="layer.set_modules_to_forward_prefetch([following])   # fully_shard each layer, within a node",
                 gain=by_cause[Cause.COMMUNICATION],
             )
         )
@@ -290,7 +290,10 @@ def _launch_fixes(found: Profile, launch: float, after_wait: float) -> list[Fix]
                 why=f"for {_ms(found.idle.stalled / found.step_count)} a step the GPU stands still while the host is "
                 f"inside {names}, up to {_ms(worst.longest)} in one call that launches nothing: memory, or what is "
                 "prepared once for each new shape",
-                how=_FIRST_CALLS.get(worst.operator, "pad every batch to the same length, or record a later step"),
+                how=_FIRST_CALLS.get(
+                    worst.operator,
+                    "tokenizer(texts, padding='max_length')   # one length for all, or record a later step",
+                ),
                 gain=stalled,
             )
         )
@@ -329,7 +332,7 @@ def _work_fixes(found: Profile, by_cause: dict[Cause, float]) -> list[Fix]:
                     title="Make the matrix products larger",
                     why=f"they reach {reached:.0%} of the {ATTAINABLE * found.peak.bf16_tflops:,.0f} TFLOP/s "
                     "of large ones",
-                    how="longer packs or a larger micro-batch; recompute less to make room",
+                    how="per_device_train_batch_size=2   # or longer packs; recompute less to make room",
                     gain=products.busy * (1 - reached) / found.wall,
                 )
             )
@@ -339,7 +342,7 @@ def _work_fixes(found: Profile, by_cause: dict[Cause, float]) -> list[Fix]:
                 title="Recompute less",
                 why=f"{_ms(found.recomputed / found.step_count)} of every step are products and attention of the "
                 "forward pass that run again inside the backward pass (activation checkpointing)",
-                how="checkpoint every other layer, or none: as many as memory needs",
+                how="gradient_checkpointing=False   # or every other layer: as many as memory needs",
                 gain=found.recomputed / found.wall,
             )
         )
@@ -367,7 +370,7 @@ def _work_fixes(found: Profile, by_cause: dict[Cause, float]) -> list[Fix]:
                 title="Fuse what only moves bytes",
                 why=f"{moved:.0%} of the step, most of it {largest.title} "
                 f"({_ms(largest.busy / found.step_count)} a step, {largest.launches / found.step_count:,.0f} launches)",
-                how="torch.compile each MLP and norm, or liger-kernel's fused norms, SwiGLU and cross entropy",
+                how="for layer in model.model.layers: layer.mlp.compile()   # norms too; or liger-kernel's",
                 gain=moved,
             )
         )
