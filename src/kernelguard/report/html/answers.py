@@ -12,7 +12,6 @@ from kernelguard import data
 from kernelguard.judge.rules import load_rules
 from kernelguard.judge.values import Finding, Status, worst
 from kernelguard.trace.names import load_names
-from kernelguard.verify.files import from_document
 from kernelguard.verify.findings import findings, numbers
 from kernelguard.verify.values import Verdict
 
@@ -126,21 +125,22 @@ def kernel_status(check: Mapping[str, Any], path: Mapping[str, Any]) -> str:
 # --- a verdict -------------------------------------------------------------------------------------------------------
 
 
-def verdict_findings(document: Mapping[str, Any], check: Mapping[str, Any] | None = None) -> tuple[Finding, ...]:
+def verdict_findings(
+    document: Mapping[str, Any], verdict: Verdict, check: Mapping[str, Any] | None = None
+) -> tuple[Finding, ...]:
     """Everything a verdict says, made anew from its numbers, and what a build or a lock added to it.
 
-    A file that leaves a finding out is not the better for it, nor is one that no longer goes with its numbers.
+    `verdict` is what `from_document` read of it. A file that leaves a finding out is not the better for it, nor is one
+    that no longer goes with its numbers.
     """
     known = {f.fast_path: f.fix for f in _told(check or {}) if f.fast_path and f.fix and f.status is not Status.PASS}
-    verdict = from_document(document, source="the verdict")
     fresh = [*findings(verdict, known), *_doubted(document, verdict)]
     codes = {(finding.code, finding.fast_path) for finding in fresh}
     return (*fresh, *(finding for finding in _told(document) if (finding.code, finding.fast_path) not in codes))
 
 
-def probe_status(document: Mapping[str, Any], number: int) -> Status:
+def probe_status(document: Mapping[str, Any], verdict: Verdict, number: int) -> Status:
     """What is known about the numbers of one probe: what they say themselves, and what the file says of them."""
-    verdict = from_document(document, source="the verdict")
     return worst((numbers(verdict.probes[number], verdict.level), Status(document["probes"][number]["numbers"])))
 
 
@@ -153,9 +153,8 @@ def _doubted(document: Mapping[str, Any], verdict: Verdict) -> Iterator[Finding]
             yield Finding(code="numbers", status=said, fast_path=probe.symbol, reason=reason)
 
 
-def verdict_answer(document: Mapping[str, Any], check: Mapping[str, Any] | None = None) -> Answer:
-    """What a verdict says."""
-    found = verdict_findings(document, check)
+def verdict_answer(document: Mapping[str, Any], found: Sequence[Finding]) -> Answer:
+    """What a verdict with these findings says."""
     status = worst(finding.status for finding in found)
     probes, level, print_of = document["probes"], document["level"], document["fingerprint"]
     where = f"level {level}, {print_of.get('gpu') or 'no GPU'}, torch {print_of.get('torch') or 'not known'}"
@@ -167,7 +166,10 @@ def verdict_answer(document: Mapping[str, Any], check: Mapping[str, Any] | None 
     else:
         lead = f"{where[:1].upper()}{where[1:]}."
     untold = _untold(found) if status is Status.FAIL else ""
-    said = [untold, *(finding.reason for finding in found if finding.code == "verify-problem")]
+    said = [
+        f"Besides, {untold}" if untold else "",
+        *(finding.reason for finding in found if finding.code == "verify-problem"),
+    ]
     lead += "".join(f" {text[:1].upper()}{text[1:]}." for text in said if text)
     if not found:
         # No finding is no answer, unless the model has nothing to be measured.

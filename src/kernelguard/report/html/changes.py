@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelguard.errors import InputError
+from kernelguard.judge.values import Finding
 from kernelguard.matrix import kernel_packages
 from kernelguard.report.difference import Document, Suspicion, compare
-from kernelguard.report.html.answers import verdict_findings
 from kernelguard.report.html.gather import Gathered
 from kernelguard.report.html.render import NONE
 from kernelguard.report.html.words import per, ran_on, sent, versions_of_run
@@ -116,7 +116,10 @@ def _checks(a: Gathered, b: Gathered) -> Iterator[Change]:
 
 def _verdicts(a: Gathered, b: Gathered) -> Iterator[Change]:
     if a.verdict is not None and b.verdict is not None:
-        yield from _differing(_verdict_facts(a.verdict), _verdict_facts(b.verdict))
+        yield from _differing(
+            _verdict_facts(a.verdict, a.findings()),
+            _verdict_facts(b.verdict, b.findings()),
+        )
 
 
 def _differing(one: Facts, other: Facts) -> Iterator[Change]:
@@ -128,7 +131,7 @@ def _differing(one: Facts, other: Facts) -> Iterator[Change]:
             yield Change(subject=subject, a=x, b=y, suspicion=suspicion)
 
 
-def _verdict_facts(verdict: Mapping[str, Any]) -> Facts:
+def _verdict_facts(verdict: Mapping[str, Any], found: Iterable[Finding]) -> Facts:
     yield (Suspicion.BINDING, "level"), str(verdict["level"])
     yield from _probe_facts(verdict)
     for row in verdict["isolation"]:
@@ -145,7 +148,7 @@ def _verdict_facts(verdict: Mapping[str, Any]) -> Facts:
         slow = f"; the slow path: {', '.join(path['fallbacks'])}" if path.get("fallbacks") else ""
         yield (Suspicion.BINDING, f"in a training step {path['symbol']}"), f"{path['package']}, {ways}{slow}"
     # What is said of a kernel stands above already; what is said of the measurement stands nowhere else.
-    for finding in verdict_findings(verdict):
+    for finding in found:
         if finding.fast_path is None and finding.code not in {"packed-samples-leak", "isolated"}:
             name = finding.reason if finding.code == "verify-problem" else finding.code
             yield (Suspicion.BINDING, f"finding {name}"), str(finding.status)
@@ -244,8 +247,8 @@ def _trace_numbers(trace: Mapping[str, Any]) -> dict[str, tuple[float, int]]:
         "milliseconds a step": (trace["step_us"] / 1e3, 1),
         "launches a step": (totals["launches_per_step"], 0),
         "GPU busy share": (totals["gpu_busy_share"], 2),
-        **{f"milliseconds a step, {p['title']}": (p["busy_us"] / steps / 1e3, 1) for p in trace["parts"]},
-        **{f"milliseconds of idle GPU a step, {title}": (idle[n] / steps / 1e3, 1) for n, title in causes.items()},
+        **{f"{p['title']}, milliseconds a step": (p["busy_us"] / steps / 1e3, 1) for p in trace["parts"]},
+        **{f"GPU idle, {title}, milliseconds a step": (idle[n] / steps / 1e3, 1) for n, title in causes.items()},
         "waits for the GPU a step": (sum(wait["count"] for wait in trace["waits"]) / steps, 1),
         "milliseconds of waiting for the GPU a step": (sum(w["microseconds"] for w in trace["waits"]) / steps / 1e3, 1),
         "copies to the host a step": (trace["copies_to_host"] / steps, 1),

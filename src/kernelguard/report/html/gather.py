@@ -10,13 +10,22 @@ from typing import Any
 
 from kernelguard import data
 from kernelguard.errors import InputError
-from kernelguard.judge.values import Status, worst
+from kernelguard.judge.values import Finding, Status, worst
 from kernelguard.report import profile as profiles
 from kernelguard.report.document import SCHEMA as CHECK_SCHEMA
-from kernelguard.report.html.answers import Answer, check_answer, launch_answer, profile_answer, verdict_answer
+from kernelguard.report.html.answers import (
+    Answer,
+    check_answer,
+    launch_answer,
+    profile_answer,
+    verdict_answer,
+    verdict_findings,
+)
 from kernelguard.trace.runs import RunFacts, is_run, read_run
 from kernelguard.trace.sources import traces_in
+from kernelguard.verify.files import from_document
 from kernelguard.verify.values import SCHEMA as VERDICT_SCHEMA
+from kernelguard.verify.values import Verdict
 
 _LARGEST_BYTES = 256 * 2**20
 _HINT = (
@@ -37,6 +46,8 @@ class Gathered:
     check: Mapping[str, Any] | None = None
     verdict: Mapping[str, Any] | None = None
     """With `image` when it is the record of a build."""
+    measured: Verdict | None = None
+    """The same, read."""
     profile: Mapping[str, Any] | None = None
     attestation: Mapping[str, Any] | None = None
     run: RunFacts | None = None
@@ -60,10 +71,16 @@ class Gathered:
         )
         return tuple(name for name, part in parts if part is not None)
 
+    def findings(self) -> tuple[Finding, ...]:
+        """What the verdict says, with the fixes that the check beside it knows."""
+        if self.verdict is None or self.measured is None:
+            return ()
+        return verdict_findings(self.verdict, self.measured, self.check)
+
     def answers(self) -> tuple[Answer, ...]:
         """What each part comes to, what was measured first; numbers of a run are no answer."""
         found = (
-            verdict_answer(self.verdict, self.check) if self.verdict is not None else None,
+            verdict_answer(self.verdict, self.findings()) if self.verdict is not None else None,
             profile_answer(self.profile) if self.profile is not None else None,
             check_answer(self.check) if self.check is not None else None,
             launch_answer(self.attestation) if self.attestation is not None else None,
@@ -71,48 +88,61 @@ class Gathered:
         return tuple(answer for answer in found if answer is not None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """One document, the file it is from, and what it comes to."""
+
+    file: str
+    document: Mapping[str, Any]
+    status: Status
+    measured: Verdict | None = None
+
+
 @dataclass(slots=True)
 class _Found:
-    """Documents by kind, each with the file it is from."""
+    """Documents by kind."""
 
-    by_kind: dict[str, list[tuple[str, Mapping[str, Any]]]] = field(default_factory=dict)
+    parts: dict[str, list[_Part]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
 
     def add(self, kind: str, file: str, document: Mapping[str, Any]) -> None:
-        self.by_kind.setdefault(kind, []).append((file, document))
+        measured = from_document(document, source=file) if kind == "verdict" else None
+        answer = (
+            verdict_answer(document, verdict_findings(document, measured))
+            if measured is not None
+            else _ANSWER[kind](document)
+        )
+        status = answer.status if answer is not None else Status.PASS
+        self.parts.setdefault(kind, []).append(_Part(file=file, document=document, status=status, measured=measured))
 
-    def worst(self, kind: str) -> Mapping[str, Any] | None:
+    def worst(self, kind: str) -> _Part | None:
         """Of several documents of one kind the one with the worst answer: a better one beside it takes nothing back."""
-        rows = self.by_kind.get(kind, [])
-        if len(rows) < 2:
-            return rows[0][1] if rows else None
-        statuses = [_status(kind, document) for _, document in rows]
-        decides = worst(statuses)
-        shown = max(number for number, status in enumerate(statuses) if status is decides)
-        drawn = rows[shown][0]
-        for number, (file, _) in enumerate(rows):
-            if number != shown:
-                more = "" if _INNER in file + drawn else f". What differs: kernelguard report {file} {drawn}"
-                said = f"with the answer {statuses[number]}; shown is {drawn}, with the answer {decides}"
-                self.left_out.append(f"{file} is another {kind}, {said}{more}")
-        return rows[shown][1]
+        parts = self.parts.get(kind, [])
+        if not parts:
+            return None
+        decides = worst(part.status for part in parts)
+        shown = next(part for part in reversed(parts) if part.status is decides)
+        for part in parts:
+            if part is not shown:
+                more = f". What differs: kernelguard report {part.file} {shown.file}"
+                self.left_out.append(
+                    f"{part.file} is another {kind}, with the answer {part.status}; shown is {shown.file}, with the "
+                    f"answer {decides}{'' if _INNER in part.file + shown.file else more}"
+                )
+        return shown
 
     def gathered(self, source: Path, run: RunFacts | None) -> Gathered:
-        parts = {kind: self.worst(kind) for kind in ("check", "verdict", "profile", "attestation")}
-        return Gathered(source=str(source), run=run, left_out=tuple(self.left_out), **parts)
+        shown = {kind: part for kind in (*_ANSWER, "verdict") if (part := self.worst(kind)) is not None}
+        documents = {kind: part.document for kind, part in shown.items()}
+        measured = shown["verdict"].measured if "verdict" in shown else None
+        return Gathered(source=str(source), run=run, measured=measured, left_out=tuple(self.left_out), **documents)
 
 
 _ANSWER: Mapping[str, Callable[[Mapping[str, Any]], Answer | None]] = {
     "check": check_answer,
-    "verdict": verdict_answer,
     "profile": profile_answer,
     "attestation": launch_answer,
 }
-
-
-def _status(kind: str, document: Mapping[str, Any]) -> Status:
-    answer = _ANSWER[kind](document)
-    return answer.status if answer is not None else Status.PASS
 
 
 def gather(source: Path) -> Gathered:

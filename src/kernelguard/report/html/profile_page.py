@@ -190,11 +190,12 @@ def run_charts(run: Mapping[str, Any] | None) -> dict[str, Any]:
         return {"walls": "", "losses": ""}
     walls, losses = run["walls"], run["losses"]
     return {
-        "walls": charts.line(walls, f"seconds of {len(walls)} steps, median {run['step_s']:.3g}"),
+        "walls": charts.line(walls, f"seconds of {len(walls)} steps, median {run['step_s']:.3g}", unit="s"),
         "losses": charts.line(
             losses,
             f"loss from {losses[0][1]:.3g} to {losses[-1][1]:.3g}" if losses else "",
             "sequence",
+            unit="nats",
             from_zero=False,
         ),
     }

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Any
 
 from kernelguard.judge.values import Finding, Status, worst
@@ -14,19 +12,17 @@ from kernelguard.report.html.answers import (
     PACKING,
     Answer,
     kernel_status,
-    probe_status,
-    verdict_findings,
     worst_answer,
 )
 from kernelguard.report.html.changes import changes, flat, speed
 from kernelguard.report.html.gather import Gathered
+from kernelguard.report.html.measured import isolation_row, own_fix, probes, reason_of, shown_beside
 from kernelguard.report.html.profile_page import implementation, run_charts
-from kernelguard.report.html.render import num, pct, render
-from kernelguard.report.html.words import on_cpu, per, sent, versions_of_run
+from kernelguard.report.html.render import num, render
+from kernelguard.report.html.run_stack import Ran, run_layers, what_ran
+from kernelguard.report.html.words import on_cpu, per, versions_of_run
 
 _WORSE = ("none", "pass", "warn", "unknown", "fail")
-_MOST_TENSORS = 60
-"""Of one case; a verdict's file has all."""
 
 
 def render_report(sources: Sequence[Gathered]) -> str:
@@ -42,7 +38,7 @@ def render_report(sources: Sequence[Gathered]) -> str:
     changed = changes(*sources) if len(sources) == 2 else []
     headline, lead = runs[0]["headline"], runs[0]["lead"]
     if len(sources) == 2:
-        headline, lead = _changed_headline(changed, speed(*sources), {run["status"] for run in runs} - {"none"})
+        headline, lead = _changed_headline(changed, speed(*sources), runs[0]["status"], runs[1]["status"])
     return render(
         "report.html.j2",
         {
@@ -57,17 +53,24 @@ def render_report(sources: Sequence[Gathered]) -> str:
 
 
 def _changed_headline(
-    changed: Sequence[tuple[str, Sequence[Any]]], faster: float | None, answers: AbstractSet[str]
+    changed: Sequence[tuple[str, Sequence[Any]]], faster: float | None, first: str, second: str
 ) -> tuple[str, str]:
-    """What it comes to, and how much there is to read; `faster`: how many times as fast the second is."""
+    """What it comes to, and how much there is to read; `faster`: how many times as fast the second is.
+
+    However fast the second is, an answer that got worse with it stands in the same line.
+    """
     count = sum(len(rows) for _, rows in changed)
     many = f"{count} thing{'s' if count != 1 else ''} changed"
+    other = first != second and "none" not in {first, second}
     if not count:
-        return "Nothing that both tell has changed", ""
+        same = f"The answer of both is {first}." if first == second and first in {"fail", "unknown"} else ""
+        return "Nothing that both tell has changed", same
     if faster is not None and not 0.98 < faster < 1.02:
         how = f"is {num(faster, 2)} times as fast" if faster > 1 else f"takes {num(1 / faster, 2)} times as long"
-        return f"B {how} as A", f"{many}."
-    return (f"{many}, and with them the answer" if len(answers) > 1 else many), ""
+        worse = other and _WORSE.index(second) > _WORSE.index(first)
+        more = f", and its answer is {second}" if worse else ""
+        return f"B {how} as A{more}", f"{many}{f', and {first} became {second}' if other else ''}."
+    return (f"{many}, and with them the answer" if other else many), f"{first} became {second}." if other else ""
 
 
 def _run(source: Gathered, key: str, *, several: bool) -> dict[str, Any]:
@@ -75,7 +78,8 @@ def _run(source: Gathered, key: str, *, several: bool) -> dict[str, Any]:
     check, verdict = source.check, source.verdict
     answers = source.answers()
     headline, lead = _headline(source, answers)
-    found = verdict_findings(verdict, check) if verdict else ()
+    found = source.findings()
+    model, no_stack = _stack(source)
     return {
         "key": key,
         "name": source.source,
@@ -86,12 +90,13 @@ def _run(source: Gathered, key: str, *, several: bool) -> dict[str, Any]:
         "status": str(worst(answer.status for answer in answers)) if answers else "none",
         "check": check,
         "fixes": _fixes(source, found),
-        "model": _model(check) if check else None,
+        "model": model,
+        "no_stack": no_stack,
         "paths": _paths(check) if check else [],
         "not_used": _not_used(check) if check else [],
-        "probes": [_probe(verdict, number) for number in range(len(verdict["probes"]))] if verdict else [],
-        "isolation": [_isolation(row, verdict["level"]) for row in verdict["isolation"]] if verdict else [],
-        "told": [row for row in found if row.status is not Status.PASS and not _shown_beside(row)],
+        "probes": probes(source),
+        "isolation": [isolation_row(row, verdict["level"]) for row in verdict["isolation"]] if verdict else [],
+        "told": [row for row in found if row.status is not Status.PASS and not shown_beside(row)],
         "verdict": verdict,
         "build": verdict.get("image") if verdict else None,
         "versions": _versions(source),
@@ -154,9 +159,9 @@ def _fixes(source: Gathered, found: Sequence[Finding]) -> list[dict[str, Any]]:
         ]
     if source.verdict is not None:
         rows += [
-            _fix(str(row.status), row.fast_path or row.code, row.reason, fix)
+            _fix(str(row.status), row.fast_path or row.code, reason_of(row, source.verdict), fix)
             for row in found
-            if row.status is not Status.PASS and (fix := row.fix or _own_fix(row, source.verdict))
+            if row.status is not Status.PASS and (fix := row.fix or own_fix(row, source.verdict))
         ]
     rows.sort(key=lambda row: -_WORSE.index(row["status"]))
     if source.profile is not None:
@@ -172,68 +177,15 @@ def _fix(status: str, about: str, reason: str, fix: str) -> dict[str, Any]:
     return {"status": status, "about": about, "reason": reason, "fix": fix, "gain": None}
 
 
-def _own_fix(finding: Finding, verdict: Mapping[str, Any]) -> str:
-    """Where `verify` names no fix of its own."""
-    model = (verdict.get("subject") or {}).get("source") or "MODEL"
-    again = f"kernelguard verify {model} -o verdict.json"
-    if finding.code == "packed-samples-leak":
-        rows = [row for row in verdict["isolation"] if not row.get("left_out") and row.get("isolated") is False]
-        if all(_only_logits(row) and "allowed_logit" not in row for row in rows):
-            return f"{again}  # this file does not say what rounding alone does to a logit; a new one does"
-        return "turn packing off for this model (no set of signals that was tried keeps its samples apart)"
-    if finding.code in {"verify-problem", "isolation-not-verified", "numbers"}:
-        return again
-    return ""
-
-
-def _only_logits(row: Mapping[str, Any]) -> bool:
-    error, allowed = row.get("worst_error"), row.get("allowed")
-    return not row.get("leak_gradient") and not (error is not None and allowed is not None and error > allowed)
-
-
-def _shown_beside(finding: Finding) -> bool:
-    """Beside the kernel's own numbers or in the table of signals."""
-    return finding.code in {
-        "wrong-result", "wrong-configuration", "kernel-crashes", "kernel-raises", "could-not-interpret", "loads",
-        "interpreted", "packed-samples-leak",
-    } or finding.code.startswith("could-not-verify-")  # fmt: skip
-
-
-def _isolation(row: Mapping[str, Any], level: str) -> dict[str, Any]:
-    """One set of signals: what crossed a boundary, and how much of it rounding alone would explain."""
-    isolated = row.get("isolated")
-    if isolated is None:
-        status = "unknown"
-    elif isolated:
-        status = "pass" if level == "gpu" else "unknown"
-    else:
-        status = "warn" if row.get("left_out") else "fail"
-    layers = ", ".join(row.get("leaking_layers") or ())
-    why = [layers] if layers else []
-    if isolated is False and not layers:
-        why.append("no layer by itself")
-        if _only_logits(row) and "allowed_logit" not in row:
-            why.append("only a logit moved, and this file does not say how much rounding alone moves it")
-    if isolated and level != "gpu":
-        why.append("without a GPU; on one it was not measured")
-    return {
-        "status": status,
-        "sent": sent(row),
-        "gradient": row.get("leak_gradient"),
-        "logit": row.get("leak_logit"),
-        "allowed_logit": row.get("allowed_logit", 0.0),
-        "parameter": row.get("worst_error"),
-        "allowed": row.get("allowed"),
-        "why": "; ".join(filter(None, [*why, row.get("detail")])) or "nothing",
-    }
-
-
-def _model(check: Mapping[str, Any]) -> dict[str, Any]:
+def _model(check: Mapping[str, Any], ran: Ran) -> dict[str, Any]:
     """The stack of layers, each coloured by the worst of what its fused kernels came to.
 
     What packed samples see of each other is another matter, and is told in words.
     """
-    status = {path["symbol"]: kernel_status(check, path) for path in check["fast_paths"]}
+    status = {
+        path["symbol"]: str(worst(map(Status, (kernel_status(check, path), ran.get(path["symbol"], ("pass", ""))[0]))))
+        for path in check["fast_paths"]
+    }
     leaks = {row["fast_path"]: row["status"] for row in check["findings"] if row["code"] in PACKING}
     counts: Mapping[str, int] = check["model"].get("layers") or {}
     matched: dict[str, list[Mapping[str, Any]]] = {kind: [] for kind in counts}
@@ -248,39 +200,66 @@ def _model(check: Mapping[str, Any]) -> dict[str, Any]:
                 paths.append(path)
         else:
             unplaced.append(path["symbol"])
-    worst = {
-        kind: max((status[path["symbol"]] for path in paths), key=_WORSE.index, default="none")
+    order = check["model"].get("layer_order") or [kind for kind, count in counts.items() for _ in range(count)]
+    rows = {
+        kind: [
+            {
+                "symbol": path["symbol"],
+                "status": status[path["symbol"]],
+                "packing": leaks.get(path["symbol"], "pass"),
+                "bound_to": "; ".join(filter(None, (path["bound_to"], ran.get(path["symbol"], ("", ""))[1])))
+                or "not observed",
+            }
+            for path in paths
+        ]
         for kind, paths in matched.items()
     }
-    order = check["model"].get("layer_order") or [kind for kind, count in counts.items() for _ in range(count)]
+    observed = any(path["bound_to"] or path["symbol"] in ran for path in check["fast_paths"])
+    about = (
+        "Coloured by what the fused kernels of each layer are really bound to"
+        if observed
+        else "Coloured by whether kernels exist for each layer; nothing was run"
+    )
+    if not check["model"].get("layer_order"):
+        about += "; the order of the layers is not in this report, so they stand grouped by kind"
+    drawn = _drawn(list(order), rows, about)
+    return drawn | {"unplaced": unplaced, "packing": any(word != "pass" for word in leaks.values())}
+
+
+def _stack(source: Gathered) -> tuple[dict[str, Any] | None, str]:
+    """The model's layers, of the check or else of the training run; without any, why there is none."""
+    if source.check is not None:
+        return _model(source.check, what_ran(source)), ""
+    kinds, rows, how = run_layers(source)
+    if not kinds:
+        return None, how
+    return _drawn(kinds, {kind: rows.get(kind, []) for kind in dict.fromkeys(kinds)}, f"Coloured {how}"), ""
+
+
+def _drawn(order: Sequence[str], by_kind: Mapping[str, Sequence[Mapping[str, str]]], about: str) -> dict[str, Any]:
+    """The drawing, and a row for each kind of layer."""
+    counts = Counter(order)
+    answer = {
+        kind: max((row["status"] for row in rows), key=_WORSE.index, default="none") for kind, rows in by_kind.items()
+    }
     rows = [
         {
             "kind": kind,
             "count": counts[kind],
-            "status": worst[kind],
-            "narrower": bool(order) and kind != order[0],
-            "paths": [
-                {
-                    "symbol": path["symbol"],
-                    "status": status[path["symbol"]],
-                    "packing": leaks.get(path["symbol"], "pass"),
-                    "bound_to": path["bound_to"] or "not observed",
-                }
-                for path in paths
-            ],
+            "status": answer[kind],
+            "narrower": kind != order[0],
+            "paths": paths,
         }
-        for kind, paths in matched.items()
+        for kind, paths in by_kind.items()
     ]
     label = "; ".join(f"{row['count']} layers of {row['kind']}: {_said(row)}" for row in rows)
+    layers = [charts.Layer(kind=kind, css=answer.get(kind, "none")) for kind in order]
     return {
         "rows": rows,
-        "unplaced": unplaced,
-        "packing": any(word != "pass" for word in leaks.values()),
-        "observed": any(path["bound_to"] for path in check["fast_paths"]),
-        "ordered": bool(check["model"].get("layer_order")),
-        "svg": charts.stack([charts.Layer(kind=kind, css=worst.get(kind, "none")) for kind in order], label)
-        if order
-        else "",
+        "unplaced": [],
+        "packing": False,
+        "about": about,
+        "svg": charts.stack(layers, label) if layers else "",
     }
 
 
@@ -303,79 +282,6 @@ def _not_used(check: Mapping[str, Any]) -> list[tuple[str, str]]:
     for row in check["not_used"]:
         reasons.setdefault(row["reason"], []).append(row["symbol"])
     return [(", ".join(dict.fromkeys(symbols)), reason) for reason, symbols in reasons.items()]
-
-
-def _probe(verdict: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """One kernel's cases with a chart each."""
-    probe = verdict["probes"][number]
-    configurations = probe.get("configurations") or []
-    states = Counter(configuration["state"] for configuration in configurations)
-    measured = sum(count for state, count in states.items() if state != "not-measured")
-    reason = str(probe.get("reason") or "")
-    return {
-        "target": "",
-        "dtype": "",
-        "seconds": 0.0,
-        **probe,
-        "reason": reason,
-        "word": str(probe_status(verdict, number)),
-        "charts": [_case(case, probe["symbol"], reason) for case in probe.get("cases") or ()],
-        "worst": _worst(probe),
-        "measured": measured,
-        "total": len(configurations),
-        "wrong_configurations": [row for row in configurations if row["state"] in {"wrong", "error"}][:20],
-    }
-
-
-def _case(case: Mapping[str, Any], symbol: str, said: str) -> dict[str, Any]:
-    detail = str(case.get("detail") or "")
-    tensors = sorted(case.get("tensors") or (), key=lambda row: -_share(row))
-    rows = [
-        charts.ErrorRow(
-            label=_tensor(row),
-            error=row["error"],
-            plain=row["plain"],
-            allowed=row["allowed"],
-            right=row["state"] == "right",
-        )
-        for row in tensors[:_MOST_TENSORS]
-    ]
-    label = f"{symbol}, case {case['name']}: " + ", ".join(
-        f"{row.label} {'not measured' if row.error is None else f'error {row.error:.1e}'}" for row in rows[:12]
-    )
-    return {
-        **case,
-        # The first case's error is the kernel's reason already.
-        "detail": "" if detail in said else detail,
-        "lengths": case.get("lengths") or [],
-        "tensors": tensors[:_MOST_TENSORS],
-        "left_out": max(0, len(tensors) - _MOST_TENSORS),
-        "svg": charts.errors(rows, label),
-    }
-
-
-def _tensor(row: Mapping[str, Any]) -> str:
-    return f"{row['role']} {row['name']}" if row["name"] != row["role"] else str(row["name"])
-
-
-def _share(row: Mapping[str, Any]) -> float:
-    if row["error"] is None or not row["allowed"]:
-        return math.inf if row["state"] not in {"right", "absent"} else 0.0
-    return float(row["error"]) / float(row["allowed"])
-
-
-def _worst(probe: Mapping[str, Any]) -> str:
-    shares = [
-        (float(row["error"]) / float(row["allowed"]), _tensor(row), case["name"])
-        for case in probe.get("cases") or ()
-        for row in case.get("tensors") or ()
-        if row["error"] is not None and row["allowed"]
-    ]
-    if not shares:
-        cases = [case for case in probe.get("cases") or () if case["outcome"] == probe["outcome"]]
-        return f"in case {', '.join(case['name'] for case in cases)}" if cases else "no numbers"
-    share, tensor, case = max(shares)
-    return f"nearest to its limit: {tensor} in case {case}, {pct(share)} of what is allowed"
 
 
 def _versions(source: Gathered) -> list[tuple[str, str]]:
