@@ -70,7 +70,9 @@ def _changed_headline(
         worse = other and _WORSE.index(second) > _WORSE.index(first)
         more = f", and its answer is {second}" if worse else ""
         return f"B {how} as A{more}", f"{many}{f', and {first} became {second}' if other else ''}."
-    return (f"{many}, and with them the answer" if other else many), f"{first} became {second}." if other else ""
+    return (
+        f"{many}, and with them the answer" if other else many
+    ), f"{first.capitalize()} became {second}." if other else ""
 
 
 def _run(source: Gathered, key: str, *, several: bool) -> dict[str, Any]:
