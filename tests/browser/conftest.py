@@ -19,7 +19,11 @@ SOURCES: dict[str, tuple[str, list[Path]]] = {
     "training": ("profile", [ROOT / "tests/data/runs/demo-train"]),
     "verdict": ("report", [RESULTS / "verify-h200-fla060-triton371.json"]),
     "isolation": ("report", [RESULTS / "verify-h200-isolation.json"]),
+    "leak": ("report", [RESULTS / "verify-h200-mamba.json"]),
+    "raised": ("report", [RESULTS / "verify-h200-fla060-stock-triton.json"]),
+    "verdicts": ("report", [RESULTS / "verify-h200-27b.json", RESULTS / "verify-h200-isolation.json"]),
     "run": ("report", [ROOT / "tests/data/runs/demo-train"]),
+    "runs": ("report", [ROOT / "tests/data/runs/demo-train", ROOT / "tests/data/runs/demo-train"]),
 }
 
 

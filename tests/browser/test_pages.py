@@ -15,7 +15,19 @@ import pytest
 from command import Command
 
 pytestmark = pytest.mark.browser
-KINDS = ("everything", "profile", "training", "check", "verdict", "isolation", "run", "two")
+KINDS = (
+    "everything",
+    "profile",
+    "training",
+    "check",
+    "verdict",
+    "isolation",
+    "leak",
+    "raised",
+    "verdicts",
+    "run",
+    "two",
+)
 
 
 @contextmanager

@@ -296,7 +296,7 @@ def test_a_verdict_that_is_not_whole_is_no_pass(tmp_path: Path) -> None:
         Command("report", tmp_path / "v.json", "-o", tmp_path / "page.html")
         headlines += re.findall(r"<h1>(.*?)</h1>", (tmp_path / "page.html").read_text())
     assert headlines == [
-        "The kernels compute the right thing",
+        "The kernels compute the right thing, with something to know",
         "Right in what was measured, and not everything was",
     ]
 

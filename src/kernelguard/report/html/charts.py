@@ -84,8 +84,10 @@ def _round_stride(rough: float) -> float:
     return next((m * power for m in (1, 2, 5) if m * power >= rough), 10 * power)
 
 
-def line(points: Sequence[tuple[float, float]], label: str, css: str = "gemm", *, from_zero: bool = True) -> Markup:
-    """One number over the steps of a run."""
+def line(
+    points: Sequence[tuple[float, float]], label: str, css: str = "gemm", *, unit: str = "", from_zero: bool = True
+) -> Markup:
+    """One number over the steps of a run; the axis names its unit."""
     finite = [(x, y) for x, y in points if math.isfinite(y)]
     if len(finite) < 2:
         return Markup("")
@@ -105,7 +107,8 @@ def line(points: Sequence[tuple[float, float]], label: str, css: str = "gemm", *
     for value, y in ((low, bottom), (high, top)):
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y}" y2="{y}"/>')
         parts.append(
-            f'<text class="dim" x="{LEFT - 10}" y="{y + 4}" font-size="12.5" text-anchor="end">{value:.3g}</text>'
+            f'<text class="dim" x="{LEFT - 10}" y="{y + 4}" font-size="12.5" text-anchor="end">{value:.3g}'
+            f"{escape(f' {unit}' if unit else '')}</text>"
         )
     parts.append(
         f'<path class="{css}" d="{path}" fill="none" stroke="var(--c)" stroke-width="2" stroke-linejoin="round"/>'

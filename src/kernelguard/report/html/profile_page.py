@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernelguard.report.html import charts
+from kernelguard.report.html.answers import path_status
 from kernelguard.report.html.render import NONE, ms, num, pct, render
+from kernelguard.report.html.words import per, ran_on
 
 _CSS = {
     "host launch": "launch",
@@ -65,6 +67,7 @@ def render_profile(document: Mapping[str, Any]) -> str:
             "trace": _trace(trace, run) if trace else None,
             "timeline": _timeline(trace["timeline"]) if trace and trace["timeline"] else None,
             "run": run,
+            "per": per(run["summary"]) if run else "GPU",
             "charts": run_charts(run),
             "ranks": document["ranks"],
         },
@@ -115,7 +118,7 @@ def _trace(trace: Mapping[str, Any], run: Mapping[str, Any] | None) -> dict[str,
         else "utilization, as a counter sees it: of each millisecond, whether any kernel ran",
         "waits_per_step": sum(wait["count"] for wait in trace["waits"]) / steps,
         "parts": [_part(part, steps) for part in trace["parts"]],
-        "implementations": [_implementation(row) for row in trace["implementations"]],
+        "implementations": [implementation(row) for row in trace["implementations"]],
     }
 
 
@@ -134,16 +137,10 @@ def _part(part: Mapping[str, Any], steps: int) -> dict[str, Any]:
     }
 
 
-def _implementation(row: Mapping[str, Any]) -> dict[str, Any]:
-    fallbacks = ", ".join(row["fallbacks"])
-    if not row["package"]:
-        status, ran_on = "fail", f"the slow path: {fallbacks}"
-    elif fallbacks:
-        status, ran_on = "warn", f"{row['package']}; and the slow path: {fallbacks}"
-    else:
-        status, ran_on = "pass", row["package"]
+def implementation(row: Mapping[str, Any]) -> dict[str, Any]:
+    """One fast path of a trace: the answer, what it ran on, and which ways."""
     ways = " and ".join(way for way in ("forward", "backward") if row[way])
-    return {**row, "status": status, "ran_on": ran_on, "ways": ways or NONE}
+    return {**row, "status": str(path_status(row)), "ran_on": ran_on(row), "ways": ways or NONE}
 
 
 def _timeline(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,11 +190,12 @@ def run_charts(run: Mapping[str, Any] | None) -> dict[str, Any]:
         return {"walls": "", "losses": ""}
     walls, losses = run["walls"], run["losses"]
     return {
-        "walls": charts.line(walls, f"seconds of {len(walls)} steps, median {run['step_s']:.3g}"),
+        "walls": charts.line(walls, f"seconds of {len(walls)} steps, median {run['step_s']:.3g}", unit="s"),
         "losses": charts.line(
             losses,
             f"loss from {losses[0][1]:.3g} to {losses[-1][1]:.3g}" if losses else "",
             "sequence",
+            unit="nats",
             from_zero=False,
         ),
     }
