@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from kernelguard.cli.shared import LevelName, app, console, intent_flags, print_json, progress, write
+from kernelguard.cli.shared import LevelName, app, console, intent_flags, print_json, progress, takes_stdout, write
+from kernelguard.cli.streams import say
 
 
 @app.command()
@@ -74,6 +75,7 @@ def check(
 
     Example: kernelguard check examples/qwen3.8-27b --target h100
     """
+    to_stderr = takes_stdout("--junit", junit, as_json=as_json)
     if image is not None:
         from kernelguard.cli.looks import check_image
 
@@ -127,7 +129,7 @@ def check(
     if junit is not None:
         from kernelguard.report.junit import to_junit
 
-        write(junit, to_junit(result))
+        write(junit, to_junit(result), quiet=True)
     if as_json:
         from kernelguard.report.document import to_document
 
@@ -135,7 +137,7 @@ def check(
     else:
         from kernelguard.report.terminal import print_check
 
-        print_check(console(), result)
+        print_check(console(stderr=to_stderr), result)
     raise typer.Exit(result.exit_code)
 
 
@@ -164,7 +166,7 @@ def survey(
         print_json({**survey_document(tree, rows), **({} if changes is None else {"changes": list(changes)})})
         return
     if changes is not None:
-        typer.echo("\n".join(changes) or "nothing that is declared has changed")
+        say("\n".join(changes) or "nothing that is declared has changed")
         return
     from kernelguard.report.survey import print_survey
 
@@ -191,12 +193,7 @@ def observe(
     interpreter = find_interpreter(python, os.environ)
     with progress(f"looking into {interpreter}"):
         captured = observe_interpreter(interpreter, timeout=timeout)
-    text = environment_to_json(captured)
-    if output is None:
-        typer.echo(text)
-    else:
-        write(output, text + "\n")
-        typer.echo(f"wrote {output}", err=True)
+    write(output or Path("-"), environment_to_json(captured) + "\n")
 
 
 @app.command()

@@ -9,7 +9,7 @@ from typing import Any
 
 from kernelguard.lock.document import dumps, to_toml
 from kernelguard.lock.values import Lock, Pin
-from kernelguard.sources.http import write_whole
+from kernelguard.writing import write_file
 
 REQUIREMENTS = "requirements.txt"
 PYLOCK = "pylock.toml"
@@ -20,7 +20,7 @@ def write_lock(lock: Lock, path: Path) -> tuple[Path, ...]:
     """Write the lock and the files beside it; each appears whole or not at all, the lock last.
 
     Raises:
-        OSError: they cannot be written.
+        InputError: they cannot be written.
     """
     texts = {path.with_name(REQUIREMENTS): requirements(lock), path.with_name(PYLOCK): pylock(lock)}
     source = path.with_name(FROM_SOURCE)
@@ -30,7 +30,8 @@ def write_lock(lock: Lock, path: Path) -> tuple[Path, ...]:
         source.unlink(missing_ok=True)
     texts[path] = dumps(lock)
     for file, text in texts.items():
-        write_whole(file, text.encode())
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_file(file, text.encode())
     return tuple(texts)
 
 
