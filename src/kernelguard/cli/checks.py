@@ -34,7 +34,9 @@ def check(
     image: Annotated[str | None, typer.Option(help="Look into this container image, with its interpreter.")] = None,
     driver: Annotated[str, typer.Option(help="With --image: the NVIDIA driver where it will run.")] = "",
     gpus: Annotated[bool, typer.Option("--gpus", help="With --image: pass every GPU in.")] = False,
-    ranks: Annotated[int | None, typer.Option(help="With --image: processes on one machine.", min=1)] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="With --image: processes on one machine.", metavar="<int>", min=1)
+    ] = None,
     shm_size: Annotated[int | None, typer.Option(help="With --image: MB of /dev/shm that it will be given.")] = None,
     platform: Annotated[str, typer.Option(help="With --image: air, what Databricks AI Runtime asks for.")] = "",
     transformers: Annotated[
@@ -69,7 +71,7 @@ def check(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object (schemas/report.schema.json).")
     ] = False,
-    junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML to this file.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML to this file; - is stdout.")] = None,
 ) -> None:
     """Tell the truth about a model's fast paths: what it needs, what it is bound to, what to do about it.
 
@@ -179,7 +181,7 @@ def observe(
     python: Annotated[
         Path | None, typer.Option(help="The interpreter to look into. Default: $VIRTUAL_ENV's, else `python` on PATH.")
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file, not to stdout.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file. Default: stdout.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds it may take.")] = 120.0,
 ) -> None:
     """Capture an environment: for `check --environment` elsewhere, and to paste into a support request.

@@ -47,8 +47,10 @@ def build(
     network: Annotated[
         str | None, typer.Option(help="Docker network of the one stage that may use one, for example host.")
     ] = None,
-    length: Annotated[int, typer.Option(help="The training length in tokens.", min=1)] = 4096,
-    max_jobs: Annotated[int | None, typer.Option(help="Compilers at once in source builds.", min=1)] = None,
+    length: Annotated[int, typer.Option(help="The training length in tokens.", metavar="<int>", min=1)] = 4096,
+    max_jobs: Annotated[
+        int | None, typer.Option(help="Compilers at once in source builds.", metavar="<int>", min=1)
+    ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Do not use the builder's cache.")] = False,
     refresh_base: Annotated[
         bool, typer.Option("--refresh-base", help="Ask the registry for the base's digest of today.")

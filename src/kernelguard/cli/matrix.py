@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from kernelguard.cli.shared import app, console, progress
+from kernelguard.cli.shared import Group, app, console, progress
 from kernelguard.cli.streams import say, tell
 from kernelguard.errors import InputError
 
-matrix_app = typer.Typer(no_args_is_help=True, help="The facts about what fits what.")
+matrix_app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, help="The facts about what fits what.")
 app.add_typer(matrix_app, name="matrix")
 
 

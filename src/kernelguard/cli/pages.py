@@ -24,7 +24,9 @@ def profile(
         ),
     ],
     *,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the page to this HTML file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the page to this HTML file; - is stdout.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object (schemas/profile.schema.json).")] = False,
 ) -> None:
     """Say what bounds a training step and what would help most, from a trace of any training script.
@@ -60,7 +62,9 @@ def report(
         ),
     ],
     *,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The HTML file to write.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option("-o", "--output", help="The HTML file to write; - is stdout.")] = Path(
+        "report.html"
+    ),
 ) -> None:
     """Draw a check, a verdict, a build or a training run as one page that needs no network.
 

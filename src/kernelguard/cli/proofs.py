@@ -42,7 +42,7 @@ def verify(
         typer.Option(help="Read the intent from a configuration of Trainer, TRL, axolotl or kernelguard_train."),
     ] = None,
     level: Annotated[LevelName, typer.Option(help="How far to go.")] = LevelName.GPU,
-    length: Annotated[int, typer.Option(help="The training length in tokens.", min=1)] = 4096,
+    length: Annotated[int, typer.Option(help="The training length in tokens.", metavar="<int>", min=1)] = 4096,
     warm_cache: Annotated[
         Path | None, typer.Option(help="Leave what Triton compiled and tuned for these shapes in this folder.")
     ] = None,
@@ -52,7 +52,9 @@ def verify(
     resume: Annotated[
         Path | None, typer.Option(help="A verdict of this environment whose time was up: measure only what it lacks.")
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the verdict to this file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the verdict to this file; - is stdout.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="A warning is a no.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds that it may take.")] = 600.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict (schemas/verdict.schema.json).")] = False,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperGroup
 
 from kernelguard.cli.streams import say, tell
 from kernelguard.errors import InputError
@@ -21,11 +22,26 @@ from kernelguard.writing import is_stdout, write_file
 if TYPE_CHECKING:
     from rich.console import Console
 
+
+class Group(TyperGroup):
+    """Lists its commands with all that their first paragraph says; click cuts it off at the terminal's edge."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the section `Commands` of --help."""
+        del ctx
+        rows = [(name, (command.help or "").split("\n\n")[0]) for name, command in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, " ".join(text.split())) for name, text in rows])
+
+
 app = typer.Typer(
+    cls=Group,
     name="kernelguard",
     help="Will this model train on its fused kernels here, and do they compute the right thing?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    # Its boxes leave a description 16 of 80 columns, and cut words off that are to be copied.
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 the claims hold, 1 a definite no, 2 unusable input, 3 cannot be determined here, "
     "4 another tool failed, 70 a bug in kernelguard.",
