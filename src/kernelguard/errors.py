@@ -27,6 +27,10 @@ class InputError(KernelguardError):
     exit_code = 2
 
 
+class OutputError(InputError):
+    """The place that the answer was to go to cannot be written."""
+
+
 class UndeterminedError(KernelguardError):
     """The question is fine, but it cannot be answered on this machine or within the time limit."""
 

@@ -30,6 +30,7 @@ from kernelguard.resolve.market import gather, sources_for, verified
 from kernelguard.resolve.values import Resolution
 from kernelguard.sources.http import Http
 from kernelguard.sources.pipconfig import pip_config
+from kernelguard.writing import write_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +135,7 @@ def run_record(request: Request, python: Path | None, output: Path, environ: Map
         ),
         bindings=check.bindings,
     )
-    output.write_text(dumps(lock), encoding="utf-8")
+    write_file(output, dumps(lock).encode())
     return lock
 
 

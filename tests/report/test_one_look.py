@@ -26,7 +26,9 @@ from kernelguard.image.values import ImageFacts, Layer, Outcome
 from kernelguard.judge.values import Status, worst
 from kernelguard.lock.values import Role
 from kernelguard.report.image import print_outcome
+from kernelguard.report.lines import filled
 from kernelguard.report.lock import print_lock
+from kernelguard.report.terminal import print_fix
 from kernelguard.report.verdict import print_verdict, verdict_header
 from kernelguard.verify.files import load_verdict
 from kernelguard.verify.findings import findings
@@ -36,7 +38,12 @@ WORDS = ("PASS", "WARN", "FAIL", "UNKNOWN")
 LAST = re.compile(rf"(?P<word>{'|'.join(WORDS)}): (?P<said>.+); exit (?P<code>\d+)")
 ANSWER = re.compile(r"(pass|warn|FAIL|unknown) {2,}\S")
 RESULTS = ROOT / "benchmarks" / "results"
+RUN = ROOT / "tests" / "data" / "runs" / "demo-train"
 VERDICTS = [p for p in sorted(RESULTS.glob("verify-*.json")) if "probes" in json.loads(p.read_text())]
+NAMED = re.compile(r"(?:trace|folder) {9,}\S+$")
+PASTED = re.compile(
+    r" {9}(?:fix: | {5})(?:(?:or|then) )?(?:kernelguard|pip|export|unset|python|docker|with|for|\w+\()\b.*"
+)
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -62,8 +69,8 @@ def holds_the_look(text: str, width: int) -> None:
     lines = text.splitlines()
     assert all(line == line.rstrip() for line in lines), "blanks at the end, which a log would keep"
     header = text.partition("\n\n")[0]
-    # What is copied is not broken: the paths of the header, and a fix.
-    loose = {*header.splitlines(), *(line for line in lines if line.startswith(" " * 9 + "fix: "))}
+    # What is copied is not broken: the paths of the header, and a command.
+    loose = {*header.splitlines(), *(line for line in lines if NAMED.match(line) or PASTED.match(line))}
     assert [line for line in lines if len(line) > width and line not in loose] == []
     assert not COLOUR.search(text)
 
@@ -87,6 +94,63 @@ def test_the_last_line_says_it_all(
     assert last is not None, done.out
     assert int(last["code"]) == code
     assert last["word"] == {0: "PASS", 1: "FAIL", 3: "UNKNOWN"}[code]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize(
+    ("sources", "code"),
+    [
+        ([RESULTS / "verify-h200-trace.json.gz"], 0),
+        ([RESULTS / "trace-naive-h200.json.gz"], 0),
+        ([RESULTS / "trace-packed-h200.json.gz"], 0),
+        ([RUN], 3),
+        ([RESULTS / "trace-packed-h200.json.gz", RUN], 0),
+    ],
+    ids=["verify", "naive", "packed", "run", "both"],
+)
+def test_a_profile_begins_with_what_bounds_it_and_ends_with_its_code(
+    sources: list[Path], code: int, width: int
+) -> None:
+    """The verdict is the first thing that is read; what was read, and with what, stands under it."""
+    done = Command("profile", *sources, env={"COLUMNS": str(width)})
+    assert done.code == code, done.err
+    holds_the_look(done.out, width)
+    first = done.out.partition("\n\n")[0]
+    assert re.match(r"(\d+% utilization and yet b|B)ound by |Not known ", first)
+    for source in sources:
+        assert re.search(rf"(?m)^(?:trace|folder) +{re.escape(str(source))}$", done.out)
+    assert ("gpu             NVIDIA H200, CUDA driver 13.0" in done.out) == (sources != [RUN])
+    last = LAST.fullmatch(" ".join(done.out.rpartition("\n\n")[2].split()))
+    assert last is not None, done.out
+    assert (last["word"], int(last["code"])) == ({0: "PASS", 3: "UNKNOWN"}[code], code)
+    assert re.fullmatch(r"(bound by .+|not known what bounds it); [\d,.]+ ms a step; \d fix(es)?", last["said"])
+
+
+def test_prose_is_broken_between_words_and_a_command_nowhere() -> None:
+    command = "pip install --force-reinstall --no-deps 'fla-core==0.6.0' 'flash-linear-attention==0.6.0'"
+    prose = "remove use_mamba_kernels from the configuration; uninstall mamba-ssm where its kernels must not run"
+    both = f"leave use_kernels off while training, or {command}"
+    python = "DataLoader(..., num_workers=4, prefetch_factor=4, pin_memory=True, persistent_workers=True)"
+    commented = "nvidia-smi -q -d CLOCK,TEMPERATURE,PERFORMANCE   # there; then its data and sample lengths"
+    asked = f"kernelguard profile {'a' * 70} --json > a.json; kernelguard report a.json b.json"
+    for whole in (command, python, commented, asked):
+        assert filled(whole, 66) == [whole]
+    assert filled(both, 66) == ["leave use_kernels off while training,", f"or {command}"]
+    told = printed(lambda console: print_fix(console, prose)).splitlines()
+    assert told[0].startswith("         fix: remove use_mamba_kernels ")
+    assert told[1].startswith("              ")
+    assert all(len(line) <= 80 for line in told)
+    assert " ".join(" ".join(told).split()) == f"fix: {prose}"
+
+
+def test_an_error_fits_the_terminal_and_is_one_line_in_a_log(tmp_path: Path) -> None:
+    arguments = ["verify", "x", "--image", "y", "--warm-cache", tmp_path]
+    wide, narrow = Command(*arguments), Command(*arguments, env={"COLUMNS": "80"})
+    assert (wide.code, narrow.code) == (2, 2)
+    assert len(wide.err.splitlines()) == 2
+    assert max(len(line) for line in narrow.err.splitlines()) <= 80
+    assert narrow.err.split() == wide.err.split()
+    assert [line[:7] for line in narrow.err.splitlines()] == ["error: ", " " * 7, "  fix: ", " " * 7]
 
 
 def seen(arguments: Iterable[str | Path], **variables: str) -> str:

@@ -63,6 +63,50 @@ def test_the_verdict_comes_first_at_80_columns() -> None:
         assert words in done.out
 
 
+@pytest.mark.parametrize("ending", [".json", ".json.gz"])
+def test_a_report_of_a_trace_and_a_profile_of_a_report_name_the_other_command(tmp_path: Path, ending: str) -> None:
+    trace = tmp_path / f"my trace{ending}"
+    trace.write_bytes(TRACE.read_bytes() if ending == ".json.gz" else gzip.decompress(TRACE.read_bytes()))
+    page = ["-o", tmp_path / "page.html"]
+    refused(Command("report", trace, *page), f"{trace} is a profiler trace", f"  fix: kernelguard profile '{trace}'\n")
+    refused(Command("report", RUN, trace, *page), f"{trace} is a profiler trace")
+    document = tmp_path / "p.json"
+    document.write_text(Command("profile", trace, "--json").out)
+    refused(Command("profile", document), "is a profile of kernelguard", f"  fix: kernelguard report {document}\n")
+    for name, kind in (("check-h200.json", "check"), ("verify-h200-isolation.json", "verdict")):
+        refused(Command("profile", RESULTS / name), f"is a {kind} of kernelguard", "  fix: kernelguard report ")
+    damaged = tmp_path / "cut.json.gz"
+    damaged.write_bytes(TRACE.read_bytes()[:20])
+    refused(Command("report", damaged), "is not JSON")
+
+
+def test_traces_of_one_rank_are_two_runs() -> None:
+    """Both say rank 0: taken for two ranks, the second would vanish without a word."""
+    naive, packed = RESULTS / "trace-naive-h200.json.gz", RESULTS / "trace-packed-h200.json.gz"
+    refused(
+        Command("profile", naive, packed),
+        f"{naive} and {packed} are both of rank 0",
+        f"fix: kernelguard profile {naive} --json > a.json; kernelguard profile {packed} --json > b.json; "
+        "kernelguard report a.json b.json",
+    )
+
+
+def test_traces_that_name_no_rank_are_taken_for_ranks_and_it_is_said() -> None:
+    other = RESULTS / "trace-flash-qla-h200.json.gz"
+    done = Command("profile", TRACE, other)
+    assert done.code == 0
+    said = " ".join(done.out.split())
+    for words in (
+        "ranks 2 traces; a step takes",
+        "none of the traces names its rank: they are taken for the ranks of one run, in the order given",
+        "are these traces of several runs?",
+    ):
+        assert words in said, done.out
+    notes = json.loads(Command("profile", TRACE, other, "--json").out)["trace"]["notes"]
+    assert notes[0].startswith("none of the traces names its rank")
+    assert "rank" not in " ".join(json.loads(Command("profile", TRACE, "--json").out)["trace"]["notes"])
+
+
 def test_a_trace_of_the_host_alone_says_so_and_shows_no_gpu_of_zeros(tmp_path: Path) -> None:
     event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": 90, "args": {}}
     (tmp_path / "host.json").write_text(json.dumps({"traceEvents": [event]}))

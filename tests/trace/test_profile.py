@@ -22,6 +22,7 @@ from kernelguard.trace.parts import Parts, peak_of
 from kernelguard.trace.profile import Profile, profile
 from kernelguard.trace.ranks import judge_ranks
 from kernelguard.trace.runs import RunFacts, read_run
+from kernelguard.trace.versions import versions
 from kernelguard.trace.work import work
 
 RUN = ROOT / "tests/data/runs/demo-train"
@@ -234,6 +235,38 @@ def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
     assert shown.bound.cause in {Cause.STRAGGLER, Cause.GEMM}
     assert dict(shown.bound.shares)[Cause.STRAGGLER] == pytest.approx(0.4)
     assert any("rank 2" in fix.title for fix in shown.bound.fixes)
+
+
+def test_ranks_that_cannot_be_of_one_run_are_doubted(tmp_path: Path) -> None:
+    profiles = []
+    for number, (rank, gpu, length) in enumerate([(1, "NVIDIA H200", 4000), (None, "NVIDIA H100", 9000)]):
+        line = Timeline(rank=rank, gpu=gpu)
+        line.step(1, 0, length)
+        line.op("aten::x", 0, 50)
+        line.kernel(GEMM, 0, length, launched=0)
+        profiles.append(profile(line.write(tmp_path / f"{number}.json")))
+    shown, ranks = judge_ranks(profiles)
+    # The one that names none gets a number that no other has.
+    assert sorted((row.rank, Path(row.source).name) for row in ranks.rows) == [(0, "1.json"), (1, "0.json")]
+    notes = " ".join(shown.notes)
+    for words in ("1 of them name no rank", "different GPUs: NVIDIA H100, NVIDIA H200", "of several runs?"):
+        assert words in notes
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        (
+            {"cuda_driver_version": 13000, "cuda_runtime_version": 12090},
+            {"CUDA driver": "13.0", "CUDA runtime": "12.9"},
+        ),
+        ({"distributedInfo": {"rank": 0, "nccl_version": "2.28.9"}}, {"NCCL": "2.28.9"}),
+        ({"cuda_driver_version": True, "distributedInfo": [1]}, {}),
+        ({"cuda_driver_version": "new", "distributedInfo": {"nccl_version": 7}}, {}),
+    ],
+)
+def test_versions_are_what_the_trace_tells(header: dict[str, Any], said: dict[str, str]) -> None:
+    assert versions(header) == said
 
 
 def test_equal_ranks_have_no_straggler(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -18,8 +17,9 @@ from typer.models import CommandInfo
 
 from kernelguard import __version__
 from kernelguard.cli import checks, images, launches, locks, looks, matrix, pages, proofs
-from kernelguard.cli.shared import app
-from kernelguard.errors import KernelguardError
+from kernelguard.cli.shared import app, complain
+from kernelguard.cli.streams import drop_stdout, flush, open_streams, say, tell
+from kernelguard.errors import KernelguardError, OutputError
 
 __all__ = ["app", "checks", "images", "launches", "locks", "looks", "main", "matrix", "pages", "proofs", "run"]
 
@@ -30,7 +30,7 @@ READER_GONE = 128 + 13
 
 def _version(value: bool) -> None:
     if value:
-        typer.echo(f"kernelguard {__version__}")
+        say(f"kernelguard {__version__}")
         raise typer.Exit
 
 
@@ -67,31 +67,32 @@ def run(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code; everything that is raised becomes a line and a code here."""
     # A command lives for a blink and keeps what it reads: looking for garbage would only cost time.
     gc.disable()
+    open_streams()
     try:
-        code = _only(sys.argv[1:] if arguments is None else arguments)(args=arguments, standalone_mode=False)
+        try:
+            code = _only(sys.argv[1:] if arguments is None else arguments)(args=arguments, standalone_mode=False)
+        finally:
+            flush()
     except typer.TyperException as error:
         show = getattr(error, "show", None)
-        show() if show is not None else typer.echo(f"error: {error}", err=True)
+        show() if show is not None else complain(str(error))
         return 2
     except (KeyboardInterrupt, typer.Abort):
-        typer.echo("interrupted", err=True)
+        tell("interrupted")
         return 130
     except KernelguardError as error:
-        typer.echo(f"error: {error.message}", err=True)
-        if error.hint:
-            typer.echo(f"  fix: {error.hint}", err=True)
+        complain(error.message, error.hint)
+        if isinstance(error, OutputError):
+            drop_stdout()
         return error.exit_code
     except (BrokenPipeError, SystemExit) as error:
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
             raise  # typer's own, after it has installed the completion
         # The reader went away (`| head`), which click and rich turn into an exit with 1: that would be an answer.
-        # Python would complain again when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_stdout()
         return READER_GONE
     except Exception:  # noqa: BLE001 - the outermost handler: whatever gets here is a bug, and says so
         traceback.print_exc()
-        typer.echo(
-            f"error: this is a bug in kernelguard {__version__}; please report it with the lines above", err=True
-        )
+        complain(f"this is a bug in kernelguard {__version__}; please report it with the lines above")
         return 70
     return code if isinstance(code, int) else 0

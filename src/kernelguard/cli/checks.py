@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from kernelguard.cli.shared import LevelName, app, console, intent_flags, print_json, progress, write
+from kernelguard.cli.shared import LevelName, app, console, intent_flags, print_json, progress, takes_stdout, write
+from kernelguard.cli.streams import say
 
 
 @app.command()
@@ -33,7 +34,9 @@ def check(
     image: Annotated[str | None, typer.Option(help="Look into this container image, with its interpreter.")] = None,
     driver: Annotated[str, typer.Option(help="With --image: the NVIDIA driver where it will run.")] = "",
     gpus: Annotated[bool, typer.Option("--gpus", help="With --image: pass every GPU in.")] = False,
-    ranks: Annotated[int | None, typer.Option(help="With --image: processes on one machine.", min=1)] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="With --image: processes on one machine.", metavar="<int>", min=1)
+    ] = None,
     shm_size: Annotated[int | None, typer.Option(help="With --image: MB of /dev/shm that it will be given.")] = None,
     platform: Annotated[str, typer.Option(help="With --image: air, what Databricks AI Runtime asks for.")] = "",
     transformers: Annotated[
@@ -68,12 +71,13 @@ def check(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object (schemas/report.schema.json).")
     ] = False,
-    junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML to this file.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML to this file; - is stdout.")] = None,
 ) -> None:
     """Tell the truth about a model's fast paths: what it needs, what it is bound to, what to do about it.
 
     Example: kernelguard check examples/qwen3.8-27b --target h100
     """
+    to_stderr = takes_stdout("--junit", junit, as_json=as_json)
     if image is not None:
         from kernelguard.cli.looks import check_image
 
@@ -127,7 +131,7 @@ def check(
     if junit is not None:
         from kernelguard.report.junit import to_junit
 
-        write(junit, to_junit(result))
+        write(junit, to_junit(result), quiet=True)
     if as_json:
         from kernelguard.report.document import to_document
 
@@ -135,7 +139,7 @@ def check(
     else:
         from kernelguard.report.terminal import print_check
 
-        print_check(console(), result)
+        print_check(console(stderr=to_stderr), result)
     raise typer.Exit(result.exit_code)
 
 
@@ -164,7 +168,7 @@ def survey(
         print_json({**survey_document(tree, rows), **({} if changes is None else {"changes": list(changes)})})
         return
     if changes is not None:
-        typer.echo("\n".join(changes) or "nothing that is declared has changed")
+        say("\n".join(changes) or "nothing that is declared has changed")
         return
     from kernelguard.report.survey import print_survey
 
@@ -177,7 +181,7 @@ def observe(
     python: Annotated[
         Path | None, typer.Option(help="The interpreter to look into. Default: $VIRTUAL_ENV's, else `python` on PATH.")
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file, not to stdout.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file. Default: stdout.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds it may take.")] = 120.0,
 ) -> None:
     """Capture an environment: for `check --environment` elsewhere, and to paste into a support request.
@@ -191,12 +195,7 @@ def observe(
     interpreter = find_interpreter(python, os.environ)
     with progress(f"looking into {interpreter}"):
         captured = observe_interpreter(interpreter, timeout=timeout)
-    text = environment_to_json(captured)
-    if output is None:
-        typer.echo(text)
-    else:
-        write(output, text + "\n")
-        typer.echo(f"wrote {output}", err=True)
+    write(output or Path("-"), environment_to_json(captured) + "\n")
 
 
 @app.command()

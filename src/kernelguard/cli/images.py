@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kernelguard.cli.shared import LevelName, app, print_json
+from kernelguard.cli.shared import LevelName, app, print_json, write
+from kernelguard.cli.streams import say, tell
 from kernelguard.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,8 +47,10 @@ def build(
     network: Annotated[
         str | None, typer.Option(help="Docker network of the one stage that may use one, for example host.")
     ] = None,
-    length: Annotated[int, typer.Option(help="The training length in tokens.", min=1)] = 4096,
-    max_jobs: Annotated[int | None, typer.Option(help="Compilers at once in source builds.", min=1)] = None,
+    length: Annotated[int, typer.Option(help="The training length in tokens.", metavar="<int>", min=1)] = 4096,
+    max_jobs: Annotated[
+        int | None, typer.Option(help="Compilers at once in source builds.", metavar="<int>", min=1)
+    ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Do not use the builder's cache.")] = False,
     refresh_base: Annotated[
         bool, typer.Option("--refresh-base", help="Ask the registry for the base's digest of today.")
@@ -185,13 +188,7 @@ def verdict(
     from kernelguard.image.registry import Access, find
 
     body = find(image, Access(plain_http=plain_http, config=os.environ.get("DOCKER_CONFIG", "")))
-    if output is None:
-        typer.echo(body, nl=False)
-        return
-    try:
-        output.write_bytes(body)
-    except OSError as error:
-        raise InputError(f"{output} cannot be written: {error.strerror}", hint="-o FILE names another") from error
+    write(output or Path("-"), body, quiet=True)
 
 
 def _pushed(engine: Engine, outcome: Outcome, talk: Talk) -> Outcome:
@@ -220,7 +217,7 @@ def _dry(request: Request, environ: dict[str, str], cache: Path) -> Plan:
 
             return make_plan(request, environ, cache, resolve=known, fetched=False)
     except UndeterminedError as error:
-        typer.echo(f"{error.message}; digests are left open", err=True)
+        tell(f"{error.message}; digests are left open")
         return make_plan(request, environ, cache, resolve=unresolved, fetched=False)
 
 
@@ -241,17 +238,17 @@ def _print_plan(plan: Plan, request: Request, *, as_json: bool) -> None:
         }
         print_json(document)
         return
-    typer.echo(recipe.dockerfile)
-    typer.echo(f"# context: {len(recipe.files)} files, {recipe.size / 2**20:.1f} MB")
+    say(recipe.dockerfile)
+    say(f"# context: {len(recipe.files)} files, {recipe.size / 2**20:.1f} MB")
     for file in recipe.files:
-        typer.echo(f"#   {file.size:>12,}  {file.path}")
-    typer.echo(f"# base {plan.base.name}: {plan.base.digest or 'its digest is asked for when the image is built'}")
-    typer.echo(f"# builder {plan.builder}: {plan.why_builder}")
-    typer.echo("# plan:")
+        say(f"#   {file.size:>12,}  {file.path}")
+    say(f"# base {plan.base.name}: {plan.base.digest or 'its digest is asked for when the image is built'}")
+    say(f"# builder {plan.builder}: {plan.why_builder}")
+    say("# plan:")
     for number, step in enumerate(plan.steps, start=1):
-        typer.echo(f"#   {number}. {step}")
+        say(f"#   {number}. {step}")
     for note in plan.notes:
-        typer.echo(f"# note: {note}")
+        say(f"# note: {note}")
 
 
 def _print_outcome(outcome: Outcome, *, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kernelguard.cli.shared import LevelName, app, console, print_json, progress
+from kernelguard.cli.streams import say, tell
 from kernelguard.errors import InputError, ToolError
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def _submit(found: Launch) -> int:
     if submission is None:
         raise AssertionError("only what was admitted is submitted")
     if submission.runs_here:
-        typer.echo(f"run directory {found.run_dir}", err=True)
+        tell(f"run directory {found.run_dir}")
         _replace_this_process(submission.argv)
     program = shutil.which(submission.argv[0])
     if program is None:
@@ -156,8 +157,6 @@ def _replace_this_process(argv: tuple[str, ...]) -> None:
 
 def _print(request: Request, found: Launch, *, dry_run: bool) -> None:
     """Why, and, in a dry run, everything that would be submitted; the talk goes to stderr."""
-    from rich.console import Console
-
     from kernelguard.guard.question import order
     from kernelguard.judge.values import exit_code
     from kernelguard.lock import load_lock
@@ -166,19 +165,19 @@ def _print(request: Request, found: Launch, *, dry_run: bool) -> None:
 
     admission = found.admission
     admitted = admission.admitted
-    talk = Console(stderr=True, highlight=False, emoji=False, markup=False) if admitted else console()
+    talk = console(stderr=admitted)
     findings = tuple(order(admission.findings if admitted else admission.refusals))
     print_header(talk, lock_header(load_lock(request.lock), request.lock, request.python))
     about = f"admitted to {found.engine.name}" if admitted else "not admitted, nothing was started"
     print_findings(talk, about, findings, code=None if admitted else exit_code(admission.status))
     for override in admission.overrides:
-        typer.echo(f"override: {override}", err=True)
+        tell(f"override: {override}")
     if admitted and dry_run and found.submission is not None:
         for name, text in found.submission.files:
-            typer.echo(f"# {found.run_dir / name}")
-            typer.echo(text, nl=not text.endswith("\n"))
-        typer.echo("# command")
-        typer.echo(shlex.join(found.submission.argv))
+            say(f"# {found.run_dir / name}")
+            say(text, end="" if text.endswith("\n") else "\n")
+        say("# command")
+        say(shlex.join(found.submission.argv))
 
 
 def _document(found: Launch) -> dict[str, object]:

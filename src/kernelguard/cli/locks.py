@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kernelguard.cli.shared import app, console, intent_flags, progress
+from kernelguard.cli.streams import tell
 from kernelguard.errors import InputError
+from kernelguard.writing import is_file
 
 if TYPE_CHECKING:
     from kernelguard.judge.values import Finding
@@ -59,6 +61,11 @@ def lock(
     if check is not None:
         interpreter = _interpreter(python)
         raise typer.Exit(_report(check, interpreter, run_lock_check(check, interpreter)))
+    if not is_file(output):
+        raise InputError(
+            f"-o {output} is no place for a lock: requirements.txt and pylock.toml are written beside it",
+            hint="name a file: -o kernelguard.lock",
+        )
     if model is None:
         raise InputError("no model was given", hint="kernelguard lock MODEL --target h100")
     request = Request(
@@ -78,7 +85,7 @@ def lock(
         with progress("reading and hashing"):
             recorded = run_record(request, python, output, dict(os.environ))
         admits = "" if recorded.admits_launch else "; it admits no launch, because no GPU runs every fast path"
-        typer.echo(f"wrote {output}: {len(recorded.pins)} distributions as installed{admits}", err=True)
+        tell(f"wrote {output}: {len(recorded.pins)} distributions as installed{admits}")
         return
     with progress("resolving and hashing"):
         made, files = run_lock(request, output, dict(os.environ))
@@ -86,7 +93,7 @@ def lock(
 
     print_lock(console(), made, output)
     for file in files:
-        typer.echo(f"wrote {file}", err=True)
+        tell(f"wrote {file}")
 
 
 @app.command()

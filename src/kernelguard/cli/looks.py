@@ -14,6 +14,7 @@ import typer
 
 from kernelguard.cli.images import termination
 from kernelguard.cli.shared import app, print_json
+from kernelguard.cli.streams import say, tell
 from kernelguard.errors import InputError
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def check_image(
             environment=_terminal(),
         )
     if code not in {0, 1, 3}:
-        typer.echo(last, err=True)
+        tell(last)
         return code
     if as_json:
         document = json.loads(output)
@@ -94,7 +95,7 @@ def check_image(
         from kernelguard.judge.values import Status
         from kernelguard.report.terminal import close, count, print_finding
 
-        typer.echo(output)
+        say(output)
         for finding in findings:
             print_finding(console(), finding)
         both = _worse(code, _code(findings, strict="--strict" in arguments))

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from kernelguard.cli.shared import app, console, progress
+from kernelguard.cli.shared import Group, app, console, progress
+from kernelguard.cli.streams import say, tell
 from kernelguard.errors import InputError
 
-matrix_app = typer.Typer(no_args_is_help=True, help="The facts about what fits what.")
+matrix_app = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, help="The facts about what fits what.")
 app.add_typer(matrix_app, name="matrix")
 
 
@@ -42,7 +43,7 @@ def matrix_show(
     known = {str(f.relative_to(folder).with_suffix("")): f for f in sorted(folder.rglob("*.toml"))}
     if name not in known:
         raise InputError(f"no matrix is called {name!r}", hint=f"one of: {', '.join(known)}")
-    typer.echo(known[name].read_text("utf-8"), nl=False)
+    say(known[name].read_text("utf-8"), end="")
 
 
 @matrix_app.command("check")
@@ -61,8 +62,8 @@ def matrix_check(
         raise InputError(f"{where} is not a folder", hint="kernelguard matrix check matrices")
     problems = check_matrices(where)
     for problem in problems:
-        typer.echo(problem)
-    typer.echo(f"{len(problems)} problem{'s' if len(problems) != 1 else ''} in {where}", err=True)
+        say(problem)
+    tell(f"{len(problems)} problem{'s' if len(problems) != 1 else ''} in {where}")
     raise typer.Exit(1 if problems else 0)
 
 
@@ -90,6 +91,6 @@ def matrix_refresh(
     with progress("asking the package index"):
         difference = refresh(matrices(), index, http, deep=deep)
     for change in difference.changes:
-        typer.echo(str(change))
-    typer.echo(f"{len(difference.changes)} differences", err=True)
+        say(str(change))
+    tell(f"{len(difference.changes)} differences")
     raise typer.Exit(1 if difference.changes else 0)

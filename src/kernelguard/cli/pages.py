@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from kernelguard.cli.shared import app, console, print_json, write
+from kernelguard.cli.shared import app, console, print_json, takes_stdout, write
 
 
 @app.command()
@@ -23,7 +24,9 @@ def profile(
         ),
     ],
     *,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the page to this HTML file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the page to this HTML file; - is stdout.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object (schemas/profile.schema.json).")] = False,
 ) -> None:
     """Say what bounds a training step and what would help most, from a trace of any training script.
@@ -33,19 +36,20 @@ def profile(
     from kernelguard.report.profile import print_profile, to_document
     from kernelguard.trace.sources import understand_sources
 
+    to_stderr = takes_stdout("-o", output, as_json=as_json)
     with _reading() as tell:
         found, run, ranks = understand_sources(sources, tell)
     document = to_document(found, run, ranks)
+    code = 0 if document["verdict"]["known"] else 3
     if output is not None:
         from kernelguard.report.html.profile_page import render_profile
 
         write(output, render_profile(document))
-        typer.echo(f"wrote {output}", err=True)
     if as_json:
         print_json(document)
     else:
-        print_profile(console(), document)
-    raise typer.Exit(0 if document["verdict"]["known"] else 3)
+        print_profile(console(stderr=to_stderr), document, code=code)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -58,7 +62,9 @@ def report(
         ),
     ],
     *,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The HTML file to write.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option("-o", "--output", help="The HTML file to write; - is stdout.")] = Path(
+        "report.html"
+    ),
 ) -> None:
     """Draw a check, a verdict, a build or a training run as one page that needs no network.
 
@@ -70,8 +76,31 @@ def report(
 
     if len(sources) > 2:
         raise InputError(f"{len(sources)} runs were given, at most two can be compared", hint="kernelguard report A B")
-    write(output, render_report([gather(source) for source in sources]))
-    typer.echo(f"wrote {output}", err=True)
+    found = []
+    for source in sources:
+        try:
+            found.append(gather(source))
+        except InputError as error:
+            if _is_trace(source):
+                fix = f"kernelguard profile {shlex.quote(str(source))}"
+                raise InputError(f"{source} is a profiler trace, and not a report", hint=fix) from error
+            raise
+    write(output, render_report(found))
+
+
+def _is_trace(path: Path) -> bool:
+    """Whether a file begins as torch.profiler's do; only asked of one that is no report."""
+    import gzip
+    import zlib
+
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if packed else path.open("rb") as file:
+            head = file.read(1 << 20)
+    except (OSError, EOFError, zlib.error):
+        return False
+    return b'"traceEvents"' in head or (head.lstrip()[:1] == b"[" and b'"ph"' in head)
 
 
 @contextmanager

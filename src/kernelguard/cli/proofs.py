@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kernelguard.cli.shared import LevelName, app, console, intent_flags, print_json, progress, write
+from kernelguard.cli.shared import LevelName, app, console, intent_flags, print_json, progress, takes_stdout, write
+from kernelguard.writing import is_file
 
 if TYPE_CHECKING:
     from kernelguard.judge.values import Level
@@ -41,7 +42,7 @@ def verify(
         typer.Option(help="Read the intent from a configuration of Trainer, TRL, axolotl or kernelguard_train."),
     ] = None,
     level: Annotated[LevelName, typer.Option(help="How far to go.")] = LevelName.GPU,
-    length: Annotated[int, typer.Option(help="The training length in tokens.", min=1)] = 4096,
+    length: Annotated[int, typer.Option(help="The training length in tokens.", metavar="<int>", min=1)] = 4096,
     warm_cache: Annotated[
         Path | None, typer.Option(help="Leave what Triton compiled and tuned for these shapes in this folder.")
     ] = None,
@@ -51,7 +52,9 @@ def verify(
     resume: Annotated[
         Path | None, typer.Option(help="A verdict of this environment whose time was up: measure only what it lacks.")
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the verdict to this file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the verdict to this file; - is stdout.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="A warning is a no.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds that it may take.")] = 600.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict (schemas/verdict.schema.json).")] = False,
@@ -67,6 +70,7 @@ def verify(
     from kernelguard.proof import of_lock, run_verify
     from kernelguard.verify.files import to_document
 
+    to_stderr = takes_stdout("-o", output, as_json=as_json)
     flags = intent_flags(decode=False, packed=packed, signals=signals)
     lock = Path(model) if is_lock(Path(model)) else None
     if image is not None:
@@ -102,21 +106,22 @@ def verify(
             warm_cache=warm_cache,
             say=say,
             lock=lock,
-            trace=(output or Path()).parent / TRACE_FILE if trace else None,
+            trace=(output if output and is_file(output) else Path()).parent / TRACE_FILE if trace else None,
             resume=resume,
         )
     if output is not None:
-        write(output, json.dumps(to_document(proof.verdict), indent=1) + "\n")
+        write(output, json.dumps(to_document(proof.verdict), indent=1) + "\n", quiet=True)
     if as_json:
         print_json(to_document(proof.verdict))
     else:
         from kernelguard.report.terminal import print_check
         from kernelguard.report.verdict import print_verdict
 
-        print_check(console(), proof.check, closes=False)
-        console().print()
+        out = console(stderr=to_stderr)
+        print_check(out, proof.check, closes=False)
+        out.print()
         paths = [path.status for path in proof.check.assessment.fast_paths]
-        print_verdict(console(), proof.verdict, proof.findings, status=proof.status, strict=strict, paths=paths)
+        print_verdict(out, proof.verdict, proof.findings, status=proof.status, strict=strict, paths=paths)
     raise typer.Exit(exit_code(proof.status, strict=strict))
 
 
@@ -186,13 +191,14 @@ def _inside(
         evidence = make_evidence(answer, content=facts.content, name=image, lock=digest)
     status = worst(finding.status for finding in evidence.findings)
     if output is not None:
-        write(output, dumps(evidence.document).decode())
+        write(output, dumps(evidence.document), quiet=True)
     if as_json:
         print_json(dict(evidence.document))
     else:
         from kernelguard.report.terminal import print_header
         from kernelguard.report.verdict import print_verdict, verdict_header
 
-        print_header(console(), verdict_header(evidence.verdict, image))
-        print_verdict(console(), evidence.verdict, evidence.findings, status=status, strict=strict)
+        out = console(stderr=takes_stdout("-o", output))
+        print_header(out, verdict_header(evidence.verdict, image))
+        print_verdict(out, evidence.verdict, evidence.findings, status=status, strict=strict)
     raise typer.Exit(exit_code(status, strict=strict))

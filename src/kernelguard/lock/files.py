@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kernelguard.errors import InputError
 from kernelguard.lock.document import dumps, to_toml
 from kernelguard.lock.values import Lock, Pin
-from kernelguard.sources.http import write_whole
+from kernelguard.writing import write_file
 
 REQUIREMENTS = "requirements.txt"
 PYLOCK = "pylock.toml"
@@ -20,8 +21,12 @@ def write_lock(lock: Lock, path: Path) -> tuple[Path, ...]:
     """Write the lock and the files beside it; each appears whole or not at all, the lock last.
 
     Raises:
-        OSError: they cannot be written.
+        InputError: they cannot be written.
     """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {path.parent}: {error.strerror}", hint="-o FILE elsewhere") from error
     texts = {path.with_name(REQUIREMENTS): requirements(lock), path.with_name(PYLOCK): pylock(lock)}
     source = path.with_name(FROM_SOURCE)
     if lock.sources:
@@ -30,7 +35,7 @@ def write_lock(lock: Lock, path: Path) -> tuple[Path, ...]:
         source.unlink(missing_ok=True)
     texts[path] = dumps(lock)
     for file, text in texts.items():
-        write_whole(file, text.encode())
+        write_file(file, text.encode())
     return tuple(texts)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kernelguard.report.terminal import line, note
+from kernelguard.judge.values import Status
+from kernelguard.report.terminal import close, line, note, print_fix
 from kernelguard.trace.bound import RECORD, Cause
 from kernelguard.trace.device import SHORT_US, PartTime
 from kernelguard.trace.profile import Profile
@@ -86,6 +87,7 @@ def _trace(found: Profile) -> dict[str, Any]:
         "source": found.source,
         "rank": found.rank,
         "gpu": found.gpu or None,
+        "versions": dict(found.versions),
         "peak": asdict(found.peak) if found.peak else None,
         "window_us": found.wall,
         "steps": [
@@ -169,18 +171,28 @@ def _ranks(ranks: Spread) -> dict[str, Any]:
     }
 
 
-def print_profile(console: Console, document: Mapping[str, Any]) -> None:
-    """Print the verdict, what to do, and the tables, for a terminal."""
-    verdict = document["verdict"]
+def print_profile(console: Console, document: Mapping[str, Any], *, code: int) -> None:
+    """Print the verdict, what to do, the tables, and the line that says it all, for a terminal."""
+    verdict, trace, run = document["verdict"], document["trace"], document["run"]
     line(console, Text(verdict["sentence"], style="bold"))
     console.print()
     for fix in verdict["fixes"]:
         gain = f"{fix['gain']:>6.0%}" if fix["gain"] else " first"
         note(console, gain, f"{fix['title']}: {fix['why']}")
-        console.print(Text("         fix: ", style="cyan") + Text(fix["how"]), soft_wrap=True)
-    trace, run = document["trace"], document["run"]
+        print_fix(console, fix["how"])
+    _print_facts(console, document)
+    about = f"bound by {verdict['bound_by']}" if verdict["known"] else "not known what bounds it"
+    step = trace["step_us"] if trace else run["step_s"] * 1e6
+    count = len(verdict["fixes"])
+    fixes = f"{count or 'no'} fix{'' if count == 1 else 'es'}"
+    close(console, Status.UNKNOWN if code else Status.PASS, about, f"{_ms(step)} a step", fixes, code=code)
+
+
+def _print_facts(console: Console, document: Mapping[str, Any]) -> None:
+    verdict, trace, run = document["verdict"], document["trace"], document["run"]
     if run:
         console.print()
+        _print_name(console, "folder", run["folder"])
         for label, value in _run_lines(run):
             note(console, label, value, width=16)
     if trace is None:
@@ -191,14 +203,31 @@ def print_profile(console: Console, document: Mapping[str, Any]) -> None:
         for row in verdict["shares"]:
             note(console, f"{row['share']:>6.1%}", row["cause"])
     console.print()
+    _print_name(console, "trace", trace["source"])
+    if document["ranks"]:
+        note(console, "ranks", _ranks_line(document["ranks"], trace["rank"]), width=16)
     for label, value in _total_lines(trace):
         note(console, label, value, width=16)
     for found in trace["implementations"]:
         note(console, "fast path", _implementation(found), width=16)
     _print_operators(console, trace)
     _print_kernels(console, trace)
+    if trace["notes"]:
+        console.print()
     for text in trace["notes"]:
         note(console, "note", text, width=16)
+
+
+def _print_name(console: Console, label: str, name: str) -> None:
+    """Not wrapped: what is copied from here must be whole."""
+    console.print(Text(f"{label:<16}", style="dim") + Text(name), soft_wrap=True, highlight=False)
+
+
+def _ranks_line(ranks: Mapping[str, Any], shown: int | None) -> str:
+    walls = [row["wall"] for row in ranks["rows"]]
+    which = "" if shown is None else f", rank {shown} is shown"
+    waits = "" if ranks["slowest"] is None else f"; the others wait for rank {ranks['slowest']}"
+    return f"{len(walls)} traces{which}; a step takes {_ms(min(walls))} to {_ms(max(walls))}{waits}"
 
 
 def _run_lines(run: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -220,10 +249,10 @@ def _total_lines(trace: Mapping[str, Any]) -> list[tuple[str, str]]:
     totals = trace["totals"]
     waits = sum(wait["count"] for wait in trace["waits"])
     share = totals["short_launches"] / max(1, totals["launches"])
+    versions = [f"{name} {version}" for name, version in trace.get("versions", {}).items()]
     small = f"{share:.0%} shorter than {totals['short_limit_us']:.0f} µs"
     rows = [
-        ("trace", trace["source"]),
-        ("gpu", trace["gpu"] or "the trace names none"),
+        ("gpu", ", ".join([trace["gpu"] or "the trace names none", *versions])),
         ("CPU total", f"{_ms(totals['self_cpu_us'])} (self CPU time of all operators)"),
     ]
     if not totals["launches"]:

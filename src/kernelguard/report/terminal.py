@@ -11,6 +11,7 @@ from rich.text import Text
 from kernelguard.judge.values import FastPathAnswer, Finding, Status, worst
 from kernelguard.observe.values import Environment
 from kernelguard.report.document import Check, assumed_texts
+from kernelguard.report.lines import filled
 
 if TYPE_CHECKING:
     # Only names of types: importing the rooms of other commands would cost a static check a twentieth of its time.
@@ -201,13 +202,16 @@ def print_entry(
     for reason in reasons:
         line(console, Text(reason), indent=_INDENT)
     for fix in filter(None, fixes):
-        _print_fix(console, fix)
+        print_fix(console, fix)
 
 
-def _print_fix(console: Console, fix: str) -> None:
-    # Not wrapped: a command broken over two lines cannot be pasted.
-    text = Text(" " * _INDENT) + Text("fix: ", style="cyan") + Text(fix)
-    console.print(text, soft_wrap=True, highlight=False)
+def print_fix(console: Console, fix: str) -> None:
+    """Print what to do; a command in it stays on one line, however long it is."""
+    head = "fix: "
+    for text in filled(fix, max(console.width - _INDENT - len(head), 20)):
+        row = Text(" " * _INDENT) + Text(head, style="cyan") + Text(text)
+        console.print(row, soft_wrap=True, highlight=False)
+        head = " " * len(head)
 
 
 def _print_open_rules(console: Console, rules: Sequence[OpenRule]) -> None:

@@ -17,6 +17,7 @@ from kernelguard.trace.parts import Parts, Peak, peak_of
 from kernelguard.trace.recording import Kind, Recording, record
 from kernelguard.trace.runs import RunFacts
 from kernelguard.trace.values import KernelRun
+from kernelguard.trace.versions import versions
 
 SLICES = 240
 """Of the drawing of a step."""
@@ -91,6 +92,7 @@ class Profile:
     notes: tuple[str, ...]
     events: int
     json_bytes: int
+    versions: Mapping[str, str] = field(default_factory=dict)
     run: RunFacts | None = None
     bound: Bound = field(default_factory=Bound)
 
@@ -162,6 +164,7 @@ def understand(recording: Recording, *, run: RunFacts | None = None) -> Profile:
         notes=notes,
         events=recording.events,
         json_bytes=recording.json_bytes,
+        versions=versions(recording.header),
         run=run,
     )
     return with_bound(found, judge(found))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from kernelguard.errors import InputError
 from kernelguard.trace.profile import Profile, profile
-from kernelguard.trace.ranks import Spread, judge_ranks
+from kernelguard.trace.ranks import Spread, judge_ranks, refuse_same_rank
 from kernelguard.trace.runs import RunFacts, is_run, read_run
 
 MOST_RANKS = 64
@@ -29,7 +30,7 @@ def understand_sources(
     """The profile to show (of several ranks, one that stands for all), the run's own numbers, and the ranks' spread.
 
     Raises:
-        InputError: a source is neither a trace nor a folder with one; several runs were named.
+        InputError: a source is neither a trace nor a folder with one; several runs were named, or their traces.
     """
     traces: list[Path] = []
     runs: list[RunFacts] = []
@@ -51,7 +52,10 @@ def understand_sources(
     if len(traces) > MOST_RANKS:
         raise InputError(f"{len(traces)} traces were found, at most {MOST_RANKS} are read", hint="name fewer of them")
     run = runs[0] if runs else None
-    profiles = [profile(path, run=run, tell=lambda done, path=path: tell(path, done)) for path in traces]  # type: ignore[misc]
+    profiles: list[Profile] = []
+    for path in traces:
+        profiles.append(profile(path, run=run, tell=partial(tell, path)))
+        refuse_same_rank(profiles)
     if not profiles:
         return None, run, None
     shown, ranks = judge_ranks(profiles)

@@ -12,6 +12,7 @@ import gzip
 import io
 import json
 import re
+import shlex
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -102,6 +103,13 @@ class TraceStream:
             else:
                 self.header[key] = self._value()
         if not found:
+            kind = self.header.get("kind")
+            if "schema" in self.header and (isinstance(kind, str) or "probes" in self.header):
+                what = kind if isinstance(kind, str) else "verdict"
+                raise InputError(
+                    f"{self.path} is a {what} of kernelguard, and not a trace",
+                    hint=f"kernelguard report {shlex.quote(str(self.path))}",
+                )
             raise InputError(f"{self.path} has no list of trace events", hint=HINT)
 
     def _list(self) -> Iterator[dict[str, Any]]:
