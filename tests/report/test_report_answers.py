@@ -319,7 +319,7 @@ def test_two_profiles_begin_with_what_each_fast_path_ran_on(tmp_path: Path) -> N
         "matrix products, milliseconds a step",
         "GPU idle, waiting for the next launch, milliseconds a step",
         "waits for the GPU a step",
-        "could save at most: Launch less",
+        "could save at most: Give each update more tokens",
     ):
         assert subject in subjects
     fixes = text.split("B: Bound by")[1].split("What to do")[1].split("</ol>")[0]

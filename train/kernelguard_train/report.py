@@ -115,7 +115,7 @@ def _line(number: int, done: float, values: dict[str, Any]) -> str:
         f"loss {values['loss']:.4f}",
         f"norm {values['norm']:.3f}",
         f"lr {values['lr']:.2e}",
-        f"{values['tokens_per_s']:.0f} tokens/s/GPU",
+        f"{values['tokens_per_s']:.0f} tokens/s/{'GPU' if 'peak_gib' in values else 'rank'}",
         f"{values['step_s']:.2f} s",
     ]
     if "mfu" in values:

@@ -239,7 +239,8 @@ def _run_lines(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if run["tokens_per_s"] is not None:
         density = f", {1 - run['density']:.1%} of what is computed is padding" if run["density"] is not None else ""
-        rows.append(("tokens", f"{run['tokens_per_s']:,.0f} useful a second and GPU{density}"))
+        unit = "GPU" if (run.get("summary") or {}).get("gpu") else "rank"
+        rows.append(("tokens", f"{run['tokens_per_s']:,.0f} useful a second and {unit}{density}"))
     if run["mfu"] is not None:
         rows.append(("MFU", f"{run['mfu']:.1%}"))
     return rows

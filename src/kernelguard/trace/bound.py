@@ -205,7 +205,7 @@ def _fixes(found: Profile, by_cause: dict[Cause, float], straggler: str) -> list
             Fix(
                 title="Pack samples instead of padding them",
                 why=f"{1 - found.run.density:.0%} of the computed tokens are padding",
-                how='batch.mode="packed"   # packing=True in TRL; then kernelguard check MODEL --packed',
+                how='batch.mode="packed"   # packing=True in TRL',
                 gain=by_cause[Cause.PADDING],
             )
         )
@@ -292,7 +292,7 @@ def _launch_fixes(found: Profile, launch: float, after_wait: float) -> list[Fix]
                 "prepared once for each new shape",
                 how=_FIRST_CALLS.get(
                     worst.operator,
-                    "tokenizer(texts, padding='max_length')   # one length for all, or record a later step",
+                    "tokenizer(texts, padding='max_length')   # one length for all",
                 ),
                 gain=stalled,
             )
@@ -332,7 +332,7 @@ def _work_fixes(found: Profile, by_cause: dict[Cause, float]) -> list[Fix]:
                     title="Make the matrix products larger",
                     why=f"they reach {reached:.0%} of the {ATTAINABLE * found.peak.bf16_tflops:,.0f} TFLOP/s "
                     "of large ones",
-                    how="per_device_train_batch_size=2   # or longer packs; recompute less to make room",
+                    how="per_device_train_batch_size=2   # or longer packs",
                     gain=products.busy * (1 - reached) / found.wall,
                 )
             )
@@ -342,7 +342,7 @@ def _work_fixes(found: Profile, by_cause: dict[Cause, float]) -> list[Fix]:
                 title="Recompute less",
                 why=f"{_ms(found.recomputed / found.step_count)} of every step are products and attention of the "
                 "forward pass that run again inside the backward pass (activation checkpointing)",
-                how="gradient_checkpointing=False   # or every other layer: as many as memory needs",
+                how="gradient_checkpointing=False   # or every other layer",
                 gain=found.recomputed / found.wall,
             )
         )
