@@ -19,6 +19,7 @@ from kernelguard.report.html.answers import verdict_answer, verdict_findings
 from kernelguard.report.html.gather import gather
 from kernelguard.report.html.profile_page import render_profile
 from kernelguard.report.html.report_page import render_report
+from kernelguard.report.html.run_stack import run_layers
 from kernelguard.report.profile import to_document
 from kernelguard.trace.profile import profile
 from kernelguard.trace.runs import read_run
@@ -357,6 +358,24 @@ def test_a_run_on_the_cpu_has_no_gpu_in_its_units() -> None:
     assert "<dt>ranks</dt><dd>2</dd>" in text
     assert "second and GPU" not in text
     assert "second and GPU" not in render_profile(to_document(None, read_run(RUN)))
+
+
+def test_a_run_draws_the_layers_that_the_trainer_built(tmp_path: Path) -> None:
+    kinds = [*["linear_attention"] * 3, "full_attention"]
+    home = "modeling_qwen3_5"
+    bound = {
+        f"{home}.causal_conv1d_fn": "causal_conv1d.causal_conv1d_fn",
+        f"{home}.torch_chunk_gated_delta_rule": "the torch function, segment by segment (reference)",
+    }
+    folder = run_folder(tmp_path / "run", built={"schema": 1, "layer_types": kinds, "bound": bound, "device": "cuda"})
+    layers, rows, where = run_layers(gather(folder))
+    assert layers == kinds
+    found = {row["symbol"]: row["status"] for row in rows["linear_attention"]}
+    assert found == {"causal_conv1d_fn": "pass", "chunk_gated_delta_rule": "warn"}
+    assert set(rows) == {"linear_attention"}
+    assert "as the trainer wrote down" in where
+    assert "causal_conv1d.causal_conv1d_fn" in page(folder)
+    assert not any("built.json" in text for text in gather(folder).left_out)
 
 
 def test_a_run_on_a_gpu_has(tmp_path: Path) -> None:

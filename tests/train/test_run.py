@@ -99,6 +99,14 @@ def test_every_step_is_logged_in_full(uninterrupted: Config) -> None:
     assert summary["step_p95_s"] >= summary["step_p50_s"] > 0
 
 
+def test_a_run_says_which_layers_it_has_and_what_they_run_on(uninterrupted: Config) -> None:
+    built = json.loads((Path(uninterrupted.train.output) / "built.json").read_text())
+    assert built["model_type"] == "qwen3_5_text"
+    assert set(built["layer_types"]) == {"linear_attention", "full_attention"}
+    assert (built["device"], built["attention"]) == ("cpu", "sdpa")
+    assert any(name.endswith("chunk_gated_delta_rule") and "reference" in to for name, to in built["bound"].items())
+
+
 def test_a_stopped_run_goes_on_bit_for_bit(
     uninterrupted: Config, model_folder: Path, tmp_path: Path, alone: Ranks
 ) -> None:

@@ -64,6 +64,21 @@ class Built:
     bound: tuple[bindings.Bound, ...]
     notes: tuple[str, ...]
 
+    def facts(self, device: torch.device) -> dict[str, Any]:
+        """The layers in their order and what was decided, as `built.json` holds it."""
+        kinds = getattr(self.text, "layer_types", None) or getattr(self.text, "layers_block_type", None)
+        if not isinstance(kinds, list) or len(kinds) != len(self.parts.layers):
+            kinds = ["attention" if hasattr(layer, "self_attn") else "other" for layer in self.parts.layers]
+        return {
+            "schema": 1,
+            "model_type": self.text.model_type,
+            "layer_types": [str(kind) for kind in kinds],
+            "attention": self.attention,
+            "device": device.type,
+            "bound": {bound.name: bound.to for bound in self.bound},
+            "notes": list(self.notes),
+        }
+
 
 def text_config(config: Config) -> Any:
     """The transformers configuration of the causal model that is trained.

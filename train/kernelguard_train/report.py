@@ -58,6 +58,15 @@ class Report(AbstractContextManager["Report"]):
             form = "{percentage:5.1f}%|{bar}| {elapsed} gone, {remaining} left{postfix}"
             self.bar = tqdm(total=1.0, bar_format=form, leave=True)
 
+    def built(self, facts: dict[str, Any]) -> None:
+        """Writes which layers the model has and what they run on to `built.json`, for whoever reads the run later."""
+        if self.lines is None:
+            return
+        try:
+            (self.folder / "built.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"train.output: {error}") from error
+
     def step(self, number: int, done: float, values: dict[str, Any]) -> None:
         """Reports one step; `done` is the part of the run that is behind, 0 to 1.
 

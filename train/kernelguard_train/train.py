@@ -63,6 +63,7 @@ def train(config: Config, ranks: Ranks, report: Report, stop: StopRequest) -> Pr
     optimizer = make_optimizer(network, config.optim, ranks.device)
     guard = NonFiniteGuard(config.optim.nonfinite_limit)
     _describe(built, ranks)
+    report.built(built.facts(ranks.device))
 
     # Nothing is trained before it is certain that packed samples do not see each other.
     if config.batch.mode == "packed" and config.model.check_isolation:

@@ -158,7 +158,7 @@ def gather(source: Path) -> Gathered:
     run = read_run(source) if is_run(source) else None
     files = sorted(path for path in source.glob("*.json") if path.is_file())
     for file in files[:_MOST_FILES]:
-        if run is not None and file.name == "summary.json":
+        if run is not None and file.name in {"summary.json", "built.json"}:
             continue
         try:
             _add(found, file)

@@ -50,6 +50,9 @@ def run_layers(source: Gathered) -> tuple[list[str], dict[str, list[dict[str, st
     if source.run is None:
         return [], {}, ""
     folder = Path(source.run.folder)
+    built = _document(folder / "built.json")
+    if built is not None and isinstance(built.get("layer_types"), list) and isinstance(built.get("bound"), dict):
+        return _built(built, what_ran(source))
     config = _table(folder / "config.toml")
     model = config.get("model")
     if not isinstance(model, dict) or not model.get("path"):
@@ -65,6 +68,20 @@ def run_layers(source: Gathered) -> tuple[list[str], dict[str, list[dict[str, st
     told = _configured(model, source.run.summary)
     rows = {kind: [_row("fused kernels", *(told if kind in _BOUND else _NOT_KNOWN))] for kind in needing}
     return kinds, rows, f"by what the trainer was told to bind, as nothing in the folder shows what ran; {_of(where)}"
+
+
+def _built(built: Mapping[str, Any], ran: Ran) -> tuple[list[str], dict[str, list[dict[str, str]]], str]:
+    """From what the trainer wrote when it had built the model; what was seen to run goes before it."""
+    kinds = [str(kind) for kind in built["layer_types"][:1000]]
+    needing = [kind for kind in dict.fromkeys(kinds) if kind not in _ATTENTION]
+    bound = {str(name).rpartition(".")[2].removeprefix("torch_"): str(to) for name, to in built["bound"].items()}
+    rows = [
+        _row(symbol, *ran.get(symbol, ("warn" if "reference" in to or "nothing" in to else "pass", to)))
+        for symbol, to in bound.items()
+    ]
+    told = rows or [_row("fused kernels", *_NOT_KNOWN)]
+    by = "by what they were bound to, as the trainer wrote down, and what was seen to run"
+    return kinds, {kind: told if kind in _BOUND else [_row("fused kernels", *_NOT_KNOWN)] for kind in needing}, by
 
 
 def _of(where: str) -> str:
