@@ -342,6 +342,22 @@ def test_two_profiles_tell_tokens_and_compilations(tmp_path: Path) -> None:
         assert words in text
 
 
+# --- a verdict's layers ---------------------------------------------------------------------------------------------
+
+
+def test_a_verdict_draws_its_models_layers_by_what_was_measured(tmp_path: Path) -> None:
+    verdict = read("verify-h200-27b-grouped.json")
+    bare = write(tmp_path / "bare", verdict=verdict)
+    assert "The layers of the model are not in this verdict" in page(bare)
+    verdict["subject"]["layers"] = [*["linear_attention"] * 3, "full_attention"] * 16
+    drawn = page(write(tmp_path / "drawn", verdict=verdict))
+    label = re.findall(r'aria-label="([^"]*layers of linear_attention[^"]*)"', drawn)[0]
+    assert label.startswith("48 layers of linear_attention: causal_conv1d_fn warn, chunk_gated_delta_rule pass")
+    assert "16 layers of full_attention" in label
+    verdict["fast_paths"][1]["bound_to"] = "torch"
+    assert "chunk_gated_delta_rule fail" in page(write(tmp_path / "slow", verdict=verdict))
+
+
 # --- a training run -------------------------------------------------------------------------------------------------
 
 

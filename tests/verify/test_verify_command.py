@@ -53,6 +53,7 @@ def test_a_lock_says_what_is_verified_and_its_digest_is_in_the_verdict(tmp_path:
     assert verdict.subject.lock == json.loads(json.dumps(to_document(_read(path))))["digest"]
     assert verdict.subject.config_sha256 == _read(path).model.sha256
     assert verdict.subject.length == 128
+    assert set(verdict.subject.layers) == {"linear_attention", "full_attention"}
     assert verdict.subject.intent["signals"] == SIGNALS.split(",")
     assert {(p.symbol, p.bound_to) for p in verdict.fast_paths} >= {("chunk_gated_delta_rule", "kernel")}
     assert set(verdict.phases) >= {"check", "prepare", "chunk_gated_delta_rule"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -236,6 +237,17 @@ class Declaration:
     """What the code chooses when the model is built or called: hub layers, attention, experts, ..."""
     remote: RemoteCode | None = None
     """None: the configuration names no model code of its own."""
+
+    @property
+    def layer_order(self) -> tuple[str, ...]:
+        """The kind of each layer, the first one first; empty: the config does not list them, or lists others."""
+        counts = Counter({kind.name: kind.count for kind in self.layer_kinds if kind.count})
+        for part in self.config.parts:
+            for key in ("layer_types", "layers_block_type"):
+                listed = part.raw.get(key)
+                if isinstance(listed, list) and counts and Counter(map(str, listed)) == counts:
+                    return tuple(map(str, listed))
+        return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

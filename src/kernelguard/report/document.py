@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -63,7 +62,7 @@ def to_document(check: Check) -> dict[str, Any]:
             "model_type": check.declaration.config.model_type,
             "architectures": list(check.declaration.config.architectures),
             "layers": {kind.name: kind.count for kind in check.declaration.layer_kinds},
-            "layer_order": list(_layer_order(check.declaration)),
+            "layer_order": list(check.declaration.layer_order),
         },
         "transformers": {
             "version": str(check.declaration.transformers.version),
@@ -79,17 +78,6 @@ def to_document(check: Check) -> dict[str, Any]:
         "open_rules": [asdict(rule) for rule in check.open_rules],
         "unknowns": list(check.declaration.unknowns),
     }
-
-
-def _layer_order(declaration: Declaration) -> tuple[str, ...]:
-    """The kind of each layer, the first one first; empty: the config does not list them, or lists others."""
-    counts = Counter({kind.name: kind.count for kind in declaration.layer_kinds if kind.count})
-    for part in declaration.config.parts:
-        for key in ("layer_types", "layers_block_type"):
-            listed = part.raw.get(key)
-            if isinstance(listed, list) and counts and Counter(map(str, listed)) == counts:
-                return tuple(map(str, listed))
-    return ()
 
 
 def _environment(environment: Environment) -> dict[str, Any]:

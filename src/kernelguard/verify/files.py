@@ -84,7 +84,7 @@ def from_document(document: Any, *, source: str) -> Verdict:
             for row in document["isolation"]
         ),
         signals=None if document.get("signals") is None else tuple(document["signals"]),
-        subject=None if document.get("subject") is None else Subject(**_known(Subject, document["subject"])),
+        subject=None if document.get("subject") is None else _subject(document["subject"]),
         fast_paths=tuple(UsedPath(**_known(UsedPath, row)) for row in document.get("fast_paths", ())),
         trace=None if document.get("trace") is None else _trace(document["trace"]),
         seconds=document.get("seconds", 0.0),
@@ -121,6 +121,10 @@ def _known(kind: Any, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tuples(row: dict[str, Any], *names: str) -> dict[str, Any]:
     return row | {name: tuple(row[name]) for name in names if row.get(name) is not None}
+
+
+def _subject(row: Mapping[str, Any]) -> Subject:
+    return Subject(**_tuples(_known(Subject, row), "layers"))
 
 
 def _fingerprint(row: Mapping[str, Any]) -> Fingerprint:

@@ -19,6 +19,7 @@ def subject_of(declaration: Declaration, intent: Intent, *, length: int, lock: s
         config_sha256=model.sha256,
         lock=lock,
         length=length,
+        layers=declaration.layer_order,
         # As JSON holds them, so that a verdict that was read equals the one that was written.
         intent={
             k: list(v) if isinstance(v, tuple) else str(v) if k == "phase" else v for k, v in asdict(intent).items()

@@ -269,6 +269,8 @@ class Subject:
     """The training length in tokens."""
     intent: Mapping[str, Any] = field(default_factory=dict)
     """Every field of the intent."""
+    layers: tuple[str, ...] = ()
+    """The kind of each layer, the first one first; empty: the config does not list them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

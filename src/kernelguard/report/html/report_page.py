@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kernelguard.judge.values import Finding, Status, worst
@@ -190,18 +190,7 @@ def _model(check: Mapping[str, Any], ran: Ran) -> dict[str, Any]:
     }
     leaks = {row["fast_path"]: row["status"] for row in check["findings"] if row["code"] in PACKING}
     counts: Mapping[str, int] = check["model"].get("layers") or {}
-    matched: dict[str, list[Mapping[str, Any]]] = {kind: [] for kind in counts}
-    unplaced = []
-    total = sum(counts.values())
-    for path in check["fast_paths"]:
-        kinds = [kind for kind, count in counts.items() if count == path["layers"]]
-        if len(kinds) == 1:
-            matched[kinds[0]].append(path)
-        elif path["layers"] == total and total:
-            for paths in matched.values():
-                paths.append(path)
-        else:
-            unplaced.append(path["symbol"])
+    matched, unplaced = _placed(check["fast_paths"], counts)
     order = check["model"].get("layer_order") or [kind for kind, count in counts.items() for _ in range(count)]
     rows = {
         kind: [
@@ -228,10 +217,56 @@ def _model(check: Mapping[str, Any], ran: Ran) -> dict[str, Any]:
     return drawn | {"unplaced": unplaced, "packing": any(word != "pass" for word in leaks.values())}
 
 
+def _placed(
+    paths: Iterable[Mapping[str, Any]], counts: Mapping[str, int]
+) -> tuple[dict[str, list[Mapping[str, Any]]], list[str]]:
+    """By kind of layer the fast paths that it calls, by how many layers do; and those that fit no kind."""
+    matched: dict[str, list[Mapping[str, Any]]] = {kind: [] for kind in counts}
+    unplaced, total = [], sum(counts.values())
+    for path in paths:
+        kinds = [kind for kind, count in counts.items() if count == path["layers"]]
+        if len(kinds) == 1:
+            matched[kinds[0]].append(path)
+        elif path["layers"] == total and total:
+            for own in matched.values():
+                own.append(path)
+        else:
+            unplaced.append(path["symbol"])
+    return matched, unplaced
+
+
+def _verified(source: Gathered) -> tuple[dict[str, Any] | None, str]:
+    """The layers of a verdict's model, each coloured by what its kernels were bound to and how they were measured."""
+    verdict = source.verdict or {}
+    order = (verdict.get("subject") or {}).get("layers") or []
+    if not order:
+        return None, "The layers of the model are not in this verdict: kernelguard check MODEL --json draws them"
+    found, ran = source.findings(), what_ran(source)
+    used = [path for path in verdict["fast_paths"] if path["training"]]
+    matched, unplaced = _placed(used, Counter(order))
+
+    def row(path: Mapping[str, Any]) -> dict[str, str]:
+        own = [finding.status for finding in found if finding.fast_path == path["symbol"]]
+        if path.get("bound_to") == "torch":
+            own.append(Status.FAIL)
+        own.append(Status(ran.get(path["symbol"], ("pass", ""))[0]))
+        what = "; ".join(
+            filter(None, (path.get("target") or path.get("bound_to"), ran.get(path["symbol"], ("", ""))[1]))
+        )
+        told = {"symbol": path["symbol"], "packing": "pass", "bound_to": what or "not observed"}
+        return told | {"status": str(worst(own)) if len(own) > 1 else "unknown"}
+
+    rows = {kind: [row(path) for path in paths] for kind, paths in matched.items()}
+    drawn = _drawn(order, rows, "Coloured by how the fused kernels of each layer were measured")
+    return drawn | {"unplaced": unplaced}, ""
+
+
 def _stack(source: Gathered) -> tuple[dict[str, Any] | None, str]:
     """The model's layers, of the check or else of the training run; without any, why there is none."""
     if source.check is not None:
         return _model(source.check, what_ran(source)), ""
+    if source.verdict is not None and source.run is None:
+        return _verified(source)
     kinds, rows, how = run_layers(source)
     if not kinds:
         return None, how
