@@ -552,7 +552,7 @@ def test_the_published_27b_is_read_and_cut_from_its_config_alone() -> None:
 
 
 def test_the_isolation_check_has_the_size_of_the_runs_batches(network: model.Built, alone: Ranks) -> None:
-    """Kernels are compiled and tuned for a size: one that the run never has again cost 12 s of a start on an H200."""
+    """Kernels are compiled and tuned for a size; for one that the run never has again that is lost time."""
     seen: list[int] = []
     embedding = network.parts.embedding
     hook = embedding.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].numel()))
@@ -564,7 +564,7 @@ def test_the_isolation_check_has_the_size_of_the_runs_batches(network: model.Bui
 
 @pytest.mark.parametrize(("architecture", "swiglu"), [("llama", True), ("qwen3_next", False)])
 def test_liger_leaves_experts_to_the_grouped_products(architecture: str, swiglu: bool, tmp_path: Path) -> None:
-    """Its own are tuned for minutes at the first step of every shape. In a process of its own: it replaces classes."""
+    """Its own tune 16 or 32 candidates each at the first step. In a process of its own: it replaces classes."""
     folder = tiny.write_config(tmp_path / "model", architecture)
     done = subprocess.run([sys.executable, "-c", LIGER, str(folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -75,6 +75,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[SignalCh
     jobs["deaf"] = ("5.24.0", deaf(), one, configs.QWEN3_5)
     jobs["rounded"] = ("5.24.0", touched("(out + total / 16) - total / 16"), one, configs.QWEN3_5)
     jobs["silent"] = ("5.24.0", touched("out + 1e-3 * total"), one, configs.QWEN3_5)
+    live = "v.sum() - v.sum()"
+    jobs["nan"] = ("5.24.0", touched(f"out + 0.0 * torch.sqrt({live})"), one, configs.QWEN3_5)
     jobs["varlen"] = ("5.24.0", packages.working(), signal_sets(ALL), configs.QWEN3_5, "varlen")
     jobs["unknown"] = ("5.24.0", {}, one, unknown)
     folder = tmp_path_factory.mktemp("isolation")
@@ -128,6 +130,12 @@ def test_a_leak_without_a_gradient_is_one_all_the_same(results: dict[str, list[S
     assert found.isolated is False
     assert found.leak_gradient == 0.0
     assert (found.leak_logit or 0.0) > 10 * found.allowed_logit
+
+
+def test_a_gradient_that_is_no_number_is_no_zero(results: dict[str, list[SignalCheck]]) -> None:
+    (found,) = results["nan"]
+    assert found.isolated is None
+    assert "gradient: not finite in the cut-down model" in found.detail
 
 
 def test_a_model_that_cannot_be_built_is_could_not_tell(results: dict[str, list[SignalCheck]]) -> None:

@@ -38,7 +38,7 @@ def check(model: Any, embedding: nn.Module, vocabulary: int, device: torch.devic
     """One forward and backward pass on a packed probe; gradients of parameters are cleared again.
 
     `tokens` is the size of the run's batches, which the probe has too: kernels are compiled and tuned for a size, and
-    for one that the run never has again that took 12 s of a start.
+    for one that the run never has again that is lost time.
     Every rank must call this, since a sharded model computes on all of them together.
 
     Raises:

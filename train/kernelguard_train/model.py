@@ -216,8 +216,8 @@ def _apply_liger(config: Config, text: Any, device: torch.device) -> list[str]:
         return [f"liger is not used: it has nothing for {model_type}"]
     # Rotary embeddings stay (theirs assume full rotation for some models), and the loss is the trainer's own.
     wishes = {"rope": False, "cross_entropy": False, "fused_linear_cross_entropy": False}
-    # In a mixture of experts `swiglu` means liger's expert kernels. Each tunes 16 or 32 candidates at the first step,
-    # and with them that step was not over after 85 s on an H200; transformers' grouped products stay instead.
+    # In a mixture of experts `swiglu` means liger's expert kernels, which tune 16 or 32 candidates each at the first
+    # step; with them that step was not over after 85 s on an H200. Transformers' grouped products stay instead.
     wishes |= {"rms_norm": True, "swiglu": not metrics.expert_count(text)}
     known = {name: wish for name, wish in wishes.items() if name in inspect.signature(patch).parameters}
     patch(**known)

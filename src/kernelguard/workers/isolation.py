@@ -26,6 +26,7 @@ import importlib
 import importlib.util
 import itertools
 import json
+import math
 import re
 from typing import Any
 
@@ -130,27 +131,29 @@ class Model:
         captured.start()
         logits = self.logits(embedded, signals)
         captured.stop()
+        _finite("logits", logits)
         leak, own = 0.0, 0.0
         for a, b in self.spans():
             loss = self.loss(logits[a:b], self.labels[a:b])
             (gradient,) = torch.autograd.grad(loss, embedded, retain_graph=True)
-            outside = torch.cat([gradient[0, :a], gradient[0, b:]])
-            leak = max(leak, float(outside.abs().max()))
-            own = max(own, float(gradient[0, a:b].abs().max()))
+            _finite("a sample's own gradient", gradient[0, a:b])
+            leak = max(leak, _largest(torch.cat([gradient[0, :a], gradient[0, b:]])))
+            own = max(own, _largest(gradient[0, a:b]))
         self.out.stage(f"{'+'.join(names) or 'no signal'}: logits")
         with torch.no_grad():
             before = logits.detach()
-            tremor = float((self.logits(embedded.detach(), signals) - before).abs().max())
+            tremor = _largest(self.logits(embedded.detach(), signals) - before)
             shaken = self.logits(self.shaken(embedded.detach(), torch.finfo(self.dtype).eps / 2), signals)
-            rounding = float((shaken - before).abs().max())
+            _finite("logits", shaken)
+            rounding = _largest(shaken - before)
             moved = 0.0
             for a, b in self.spans():
                 ids = self.ids.clone()
                 ids[a:b] = self.other_ids[a:b]
                 after = self.logits(self.embed(ids)[None], signals)
-                difference = (after - before).abs()
+                difference = after - before
                 difference[a:b] = 0.0
-                moved = max(moved, float(difference.max()))
+                moved = max(moved, _largest(difference))
         self.out.stage(f"{'+'.join(names) or 'no signal'}: layers")
         layers = captured.leaks(torch, self.spans())
         return {
@@ -225,12 +228,25 @@ class _Capture:
             leak = 0.0
             for a, b in spans:
                 (gradient,) = torch.autograd.grad((output[:, a:b] * weights).sum(), hidden, retain_graph=True)
-                leak = max(leak, float(gradient[:, :a].abs().amax()) if a else 0.0)
-                leak = max(leak, float(gradient[:, b:].abs().amax()) if b < gradient.shape[1] else 0.0)
+                leak = max(leak, _largest(gradient[:, :a]), _largest(gradient[:, b:]))
             kind = getattr(module, "layer_type", "") or getattr(module, "attention_type", "")
             inside = [type(m).__name__ for _, m in module.named_children() if "Norm" not in type(m).__name__]
             found.append({"layer": name, "kind": str(kind or "+".join(inside)), "leak": leak})
         return found
+
+
+def _largest(values: Any) -> float:
+    """The largest size; one that is no finite number is larger than all, where `max` would pass over NaN."""
+    if not values.numel():
+        return 0.0
+    found = float(values.abs().max())
+    return found if math.isfinite(found) else 1e30
+
+
+def _finite(what: str, values: Any) -> None:
+    """Nothing can be told from numbers that are none."""
+    if not bool(values.isfinite().all()):
+        raise ValueError(f"{what}: not finite in the cut-down model")
 
 
 def _config(request: dict[str, Any]) -> Any:

@@ -249,12 +249,13 @@ def _verified(source: Gathered) -> tuple[dict[str, Any] | None, str]:
         own = [finding.status for finding in found if finding.fast_path == path["symbol"]]
         if path.get("bound_to") == "torch":
             own.append(Status.FAIL)
-        own.append(Status(ran.get(path["symbol"], ("pass", ""))[0]))
+        if path["symbol"] in ran:
+            own.append(Status(ran[path["symbol"]][0]))
         what = "; ".join(
             filter(None, (path.get("target") or path.get("bound_to"), ran.get(path["symbol"], ("", ""))[1]))
         )
         told = {"symbol": path["symbol"], "packing": "pass", "bound_to": what or "not observed"}
-        return told | {"status": str(worst(own)) if len(own) > 1 else "unknown"}
+        return told | {"status": str(worst(own)) if own else "unknown"}
 
     rows = {kind: [row(path) for path in paths] for kind, paths in matched.items()}
     drawn = _drawn(order, rows, "Coloured by how the fused kernels of each layer were measured")
