@@ -76,6 +76,20 @@ def test_key_heads_reach_the_probe_as_this_release_hands_them_on(release: str, k
     assert {case.shape["k_heads"] for case in grouped.cases} == {16}, "the bundled trainer's layers never repeat"
 
 
+@pytest.mark.parametrize("release", ["5.12.0", "5.17.0"])
+def test_the_gated_norm_that_only_the_trainer_calls_is_probed_and_tuned_at_its_size(release: str) -> None:
+    """fla's; transformers had it too and has it in PyTorch since. Its tuning key holds the number of rows."""
+    declaration = the_27b(release)
+    found = [r for r in plan(declaration, replace(PACKED, grouped_heads=True), length=8192) if r.op == "gated_rms_norm"]
+    assert [(r.module, r.symbol) for r in found] == [("fla.modules", "FusedRMSNormGated")]
+    assert [(c.name, c.lengths, c.force) for c in found[0].cases] == [
+        ("rows", (517,), True), ("training", (8192,), True),
+    ]  # fmt: skip
+    assert {(c.shape["size"], *c.shape["heads"]) for c in found[0].cases} == {(128, 48)}
+    declares = {"FusedRMSNormGated"} & set(by_symbol(plan(declaration, PACKED)))
+    assert bool(declares) is (release == "5.12.0"), "who does not run the trainer is asked what the model calls"
+
+
 def test_where_the_source_does_not_tell_both_calls_are_measured() -> None:
     declaration = the_27b("5.24.0")
     unknown = tuple(replace(path, repeats_heads=None) for path in declaration.fast_paths)

@@ -37,6 +37,8 @@ class _Kernel:
     """It is a Triton kernel that may be autotuned."""
     sequence: bool = True
     """It mixes tokens: length and boundaries matter."""
+    rows_matter: bool = False
+    """It works on each token alone, but its tuning key holds how many there are."""
     decodes: bool = False
     """One token at a time from a state; its backward is not implemented, by design."""
     boundaries: bool = True
@@ -124,6 +126,8 @@ def _cases(kernel: _Kernel, shape: Shape, *, packed: bool, length: int) -> Itera
         return
     if not kernel.sequence:
         yield Case(name="rows", lengths=TOKENWISE_ROWS, shape=shape, force=kernel.tuned)
+        if kernel.rows_matter:
+            yield Case(name="training", lengths=(length,), shape=shape, repeats=2, force=kernel.tuned)
         return
     told = packed and kernel.boundaries
     # Most kernels have the same tuning key at every length, and those are swept at the short one. What has another key
@@ -145,10 +149,14 @@ def training_lengths(length: int, *, packed: bool) -> tuple[int, ...]:
 
 
 def _of_intent(declaration: Declaration, intent: Intent, length: int) -> Iterator[ProbeRequest]:
-    """What no fast path of the code declares, but the run's own choices bring in: attention, experts, liger."""
+    """What no fast path of the code declares, but the run's own choices bring in: attention, experts, liger, ..."""
     text = next((part.raw for part in language_parts(declaration)), declaration.config.raw)
     if intent.phase is not Phase.TRAINING:
         return
+    if intent.grouped_heads and "linear_value_head_dim" in text:
+        # kernelguard_train/gated_delta.py calls fla's gated norm, also where transformers has it in PyTorch.
+        place = ("fla", "fla.modules", "FusedRMSNormGated")
+        yield _own(place, _KERNELS["fla", "FusedRMSNormGated"], text, intent, length)
     if _first(text, ("num_attention_heads",)) is not None and _has_attention(declaration):
         yield _attention(text, intent, length)
     if _first(text, ("num_experts", "num_local_experts", "n_routed_experts")) and intent.experts_implementation in {
@@ -375,7 +383,9 @@ _KERNELS: Mapping[tuple[str, str], _Kernel] = {
     ),
     ("fla", "chunk_kda"): _Kernel(op="kda", shape=_kda, tuned=True),
     ("fla", "fused_recurrent_kda"): _Kernel(op="recurrent_kda", shape=_kda, tuned=True, decodes=True),
-    ("fla", "FusedRMSNormGated"): _Kernel(op="gated_rms_norm", shape=_gated_norm, tuned=True, sequence=False),
+    ("fla", "FusedRMSNormGated"): _Kernel(
+        op="gated_rms_norm", shape=_gated_norm, tuned=True, sequence=False, rows_matter=True
+    ),
     ("fla", "causal_conv1d"): _Kernel(op="fla_convolution", shape=_convolution, tuned=True),
     ("causal_conv1d", "causal_conv1d_fn"): _Kernel(op="causal_conv1d", shape=_convolution),
     ("causal_conv1d", "causal_conv1d_update"): _Kernel(
