@@ -1,13 +1,15 @@
 """Runs a plan of measurements on a borrowed GPU machine: several GPUs at once, within a budget, losing nothing.
 
-    python3 benchmarks/gpu_session.py start PLAN.toml --work W [--budget 1500] [--only NAME,...]
+    python3 benchmarks/gpu_session.py start PLAN.toml... --work W [--budget 1500] [--only NAME,...]
     python3 benchmarks/gpu_session.py wait --work W --out OUT [--seconds 570]
-    python3 benchmarks/gpu_session.py check PLAN.toml
+    python3 benchmarks/gpu_session.py check PLAN.toml...
 
 Where one command may take ten minutes and the machine goes back when none runs, `start` leaves a process of its own
 session behind, and `wait`, called again and again, tells what happened and brings the results so far into OUT as one
-archive. A job starts when the jobs it comes after are done and its GPUs and cores are free, in the plan's order; one
-that is ready and waits for GPUs is not overtaken by later ones that want GPUs too.
+archive. A job starts when the jobs it comes after are done and its GPUs and cores are free, in the plan's order or
+that of --only; one that is ready and waits for GPUs is not overtaken by later ones that want GPUs too.
+
+Several plans are one: the later ones' jobs come after the first's and may wait for them.
 
 A plan is TOML: `[environment]` (variables, which may name earlier ones as $NAME) and one `[[job]]` for each, with
     name, command (for bash, run in the repository's root)
@@ -33,6 +35,7 @@ import sys
 import tarfile
 import time
 import tomllib
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,8 +65,26 @@ class PlanError(Exception):
     """The plan cannot be run; the text says why."""
 
 
-def read_plan(path: Path) -> tuple[dict[str, str], list[Job]]:
-    """Variables and jobs.
+def read_plans(paths: list[Path]) -> tuple[dict[str, str], list[Job]]:
+    """Variables and jobs of all of them, in this order.
+
+    Raises:
+        PlanError: every problem of the first plan that has any, one to a line.
+    """
+    variables: dict[str, str] = {}
+    jobs: list[Job] = []
+    for path in paths:
+        own, more = read_plan(path, {job.name for job in jobs})
+        clashing = [name for name in own if variables.get(name, own[name]) != own[name]]
+        if clashing:
+            raise PlanError(f"{path}: {', '.join(clashing)}: another value than in {paths[0]}")
+        variables |= own
+        jobs += more
+    return variables, jobs
+
+
+def read_plan(path: Path, above: Collection[str] = ()) -> tuple[dict[str, str], list[Job]]:
+    """Variables and jobs; `above` are the names of jobs that other plans had before.
 
     Raises:
         PlanError: every problem of the file, one to a line.
@@ -80,7 +101,7 @@ def read_plan(path: Path) -> tuple[dict[str, str], list[Job]]:
         problems += [f"job {name}: {key} is missing" for key in ("name", "command") if not row.get(key)]
         if not problems:
             jobs.append(Job(**row))
-    seen: set[str] = set()
+    seen = set(above)
     for job in jobs:
         # Only what stands above can be waited for, so a plan cannot wait for itself.
         for other in (*job.after, *job.needs):
@@ -136,7 +157,7 @@ class Session:
         outcome = "ended at its limit" if code is None else "done" if code == 0 else f"exit code {code}"
         self.rows[name] = {"seconds": seconds, "outcome": outcome}
         del self.running[name]
-        self.free_gpus += gpus
+        self.free_gpus = sorted([*self.free_gpus, *gpus])
         self.free_cores = sorted([*self.free_cores, *cores])
 
     def _consider(self, job: Job, *, held: bool) -> bool:
@@ -204,13 +225,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def start(options: argparse.Namespace) -> int:
     """Leaves the session running behind."""
-    variables, jobs = read_plan(options.plan)
+    variables, jobs = read_plans(options.plan)
     if options.only:
-        wanted = options.only.split(",")
+        wanted = list(dict.fromkeys(options.only.split(",")))
         unknown = set(wanted) - {job.name for job in jobs}
         if unknown:
-            raise PlanError(f"--only: {', '.join(sorted(unknown))} is no job of {options.plan}")
-        jobs = [job for job in jobs if job.name in wanted]
+            raise PlanError(f"--only: {', '.join(sorted(unknown))} is no job of {', '.join(map(str, options.plan))}")
+        jobs = sorted((job for job in jobs if job.name in wanted), key=lambda job: wanted.index(job.name))
         for job in jobs:
             job.after = [name for name in job.after if name in wanted]
             job.needs = [name for name in job.needs if name in wanted]
@@ -270,21 +291,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
     one = verbs.add_parser("start")
-    one.add_argument("plan", type=Path)
+    one.add_argument("plan", type=Path, nargs="+")
     one.add_argument("--work", type=Path, required=True)
     one.add_argument("--budget", type=float, default=1500.0, help="seconds for all of it")
     one.add_argument("--gpus", type=int, default=0, help="how many to use; 0: all")
-    one.add_argument("--only", default="", help="names of jobs, comma separated")
+    one.add_argument("--only", default="", help="names of jobs in the order to take them, comma separated")
     two = verbs.add_parser("wait")
     two.add_argument("--work", type=Path, required=True)
     two.add_argument("--out", type=Path, required=True)
     two.add_argument("--seconds", type=float, default=570.0)
     three = verbs.add_parser("check")
-    three.add_argument("plan", type=Path)
+    three.add_argument("plan", type=Path, nargs="+")
     options = parser.parse_args()
     try:
         if options.verb == "check":
-            _, jobs = read_plan(options.plan)
+            _, jobs = read_plans(options.plan)
             print(f"{len(jobs)} jobs, {sum(job.limit for job in jobs):.0f} s at most one after the other")
             return 0
         return start(options) if options.verb == "start" else wait(options)

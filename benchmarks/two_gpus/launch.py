@@ -3,8 +3,17 @@
     launch.py --out OUT --site SITE [--work WORK] [--model CONFIG] [--level gpu|import] -- -m kernelguard_train ...
 
 SITE is the folder on PYTHONPATH that holds fla. Nothing is fetched: the lock is recorded from the environment, the
-verdict measured here (or given with --verdict, which admits only if it was measured on the same). Then two launches:
-one that trains, and one in which rank 1 alone finds another fla. Prints one JSON object and writes it to OUT.
+verdict measured here (or given with --verdict, which admits only if it was measured on the same). Then launches of
+SCRIPT, which is the bundled trainer with its configuration:
+
+    train     a run to its end
+    changed   rank 1 alone finds another fla: every rank has to end with 78, and the outcome to name it
+    killed    a run that saves every third step; once a later step is done its last rank is killed (137)
+    resumed   two runs go on from that checkpoint, on as many ranks and on one, which exports the model
+
+What `resumed` has to show: the losses that the killed run had after its checkpoint, and of one rank those of several,
+within 2^-9 of the value (one rounding of the hidden states to bfloat16; equal.py). Losses that change by less than four
+times that from step to step could not show a fault, which is said. Prints one JSON object and writes it to OUT.
 """
 
 from __future__ import annotations
@@ -13,15 +22,24 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import rerecord
 
 _TAIL = 25
+_SAVED = 3
+"""A run that will be killed saves every so many steps, and goes on for so many."""
+_STEADY = ("optim.warmup=0", "optim.decay=constant")
+"""Runs of another length would have another learning rate at the same step."""
+_ROUNDING = 2.0**-9
 
 
 def main() -> int:
@@ -45,13 +63,18 @@ def main() -> int:
         "--accept-unmeasured", action="append", default=[], help="admit this kernel where verify ran out of time"
     )
     parser.add_argument("--probe-seconds", type=float, default=240.0)
-    parser.add_argument("--only", default="verify,lock,train,changed", help="the steps to do")
+    parser.add_argument("--only", default="verify,lock,train,changed,killed,resumed", help="the steps to do")
+    parser.add_argument(
+        "--small", action="append", default=[], help="a setting of the runs of killed and resumed: model.layers=4"
+    )
+    parser.add_argument("--kill-seconds", type=float, default=240.0, help="until the run to be killed got far enough")
     parser.add_argument("script", nargs="+")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     given.work.mkdir(parents=True, exist_ok=True)
     bench = Bench(given)
-    steps = {"verify": bench.verify, "lock": bench.lock, "train": bench.train, "changed": bench.changed}
+    steps = {"verify": bench.verify, "lock": bench.lock, "train": bench.train, "changed": bench.changed,
+             "killed": bench.killed, "resumed": bench.resumed}  # fmt: skip
     for name in given.only.split(","):
         steps[name]()
     text = json.dumps(bench.found, indent=1)
@@ -114,9 +137,88 @@ class Bench:
         self.found["changed"]["named"] = named
         self.right = self.right and any([1] in row["values"].values() for row in named)
 
-    def _launch(self, name: str, run_dir: Path, *, expect: int, **environ: str) -> None:
+    def killed(self) -> None:
+        """A run whose last rank dies after a checkpoint."""
+        output = self.given.work / "killed"
+        shutil.rmtree(output, ignore_errors=True)
+        more = [*_STEADY, *self.given.small, f"train.output={output}", f"checkpoint.every={_SAVED}", "train.steps=99"]
+        row = self.found["killed"] = {"code": None, "expected": 137}
+        words = self._words(self.given.work / "run-killed", self.given.processes, more)
+        began = time.monotonic()
+        with (self.given.out / "killed.txt").open("w") as log:
+            process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
+            while not (self._saved(output) and max(losses(output), default=0) > self._saved(output)):
+                if process.poll() is not None or time.monotonic() - began > self.given.kill_seconds:
+                    break
+                time.sleep(0.02)
+            else:
+                row["after_seconds"] = round(time.monotonic() - began, 1)
+                row["rank_killed"] = self.given.processes - 1
+                os.kill(process_of_rank(process.pid, self.given.processes - 1), signal.SIGKILL)
+                killed_at = time.monotonic()
+                with suppress(subprocess.TimeoutExpired):
+                    row["code"] = process.wait(timeout=120)
+                    row["seconds_until_all_had_ended"] = round(time.monotonic() - killed_at, 1)
+            if process.poll() is None:
+                row["problem"] = "it did not end" if "rank_killed" in row else "no step after a checkpoint in time"
+                process.terminate()
+                process.wait()
+        row |= {"checkpoint": self._saved(output), "losses": losses(output)}
+        self._read(self.given.work / "run-killed", "killed")
+        self.right = self.right and row["code"] == row["expected"]
+        print(f"killed: {row['code']} after {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+
+    def resumed(self) -> None:
+        """Two runs that go on where that one had saved."""
+        killed = self.given.work / "killed"
+        saved = self._saved(killed)
+        before = losses(killed)
+        rows: dict[int, dict[int, float]] = {}
+        for ranks in dict.fromkeys((self.given.processes, 1)):
+            name = f"resumed-{ranks}"
+            output = self.given.work / name
+            shutil.rmtree(output, ignore_errors=True)
+            # Checkpoints are large, and no run changes a file of a finished one. What the kill left half written stays.
+            shutil.copytree(killed, output, copy_function=os.link, ignore=lambda folder, names: [
+                name for name in names if Path(folder).name == "checkpoints" and name != f"step-{saved:08d}"
+            ])  # fmt: skip
+            (output / "steps.jsonl").unlink()
+            more = [
+                *_STEADY,
+                *self.given.small,
+                f"train.output={output}",
+                f"train.steps={saved + _SAVED}",
+                "checkpoint.every=0",
+            ]
+            more += ["checkpoint.at_end=false", f"checkpoint.export={str(ranks == 1).lower()}"]
+            self._launch(name, self.given.work / f"run-{name}", expect=0, processes=ranks, more=more)
+            self._read(self.given.work / f"run-{name}", name)
+            rows[ranks] = self.found[name]["losses"] = losses(output)
+            exported = sorted((output / "model").glob("*.safetensors"))
+            if ranks == 1:
+                self.found[name]["exported_bytes"] = sum(path.stat().st_size for path in exported)
+                self.right = self.right and bool(exported)
+        several, one = rows[self.given.processes], rows[1]
+        found = compare_losses(before, several, one, saved)
+        self.found["resumed"] = found
+        self.right = self.right and found["passed"]
+
+    @staticmethod
+    def _saved(output: Path) -> int:
+        """The step of the newest whole checkpoint; 0: none."""
+        steps = [int(path.name.removeprefix("step-")) for path in (output / "checkpoints").glob("step-????????")]
+        return max(steps, default=0)
+
+    def _launch(
+        self, name: str, run_dir: Path, *, expect: int, processes: int = 0, more: Sequence[str] = (), **environ: str
+    ) -> None:
+        words = self._words(run_dir, processes or self.given.processes, more)
+        self._run(name, words, expect=expect, **environ)
+
+    def _words(self, run_dir: Path, processes: int, more: Sequence[str]) -> list[str]:
+        """The command line of a launch; `more` are settings of the trainer."""
         shutil.rmtree(run_dir, ignore_errors=True)
-        flags = ["--verdict", self.verdict, "--processes", str(self.given.processes), "--run-dir", run_dir]
+        flags = ["--verdict", self.verdict, "--processes", str(processes), "--run-dir", run_dir]
         flags += ["--model", self.given.model]
         flags += ["--probes", f"{self.given.probe_seconds:g}"]
         if self.given.warm_cache is not None and any(self.given.warm_cache.glob("*")):
@@ -125,14 +227,19 @@ class Bench:
             flags += ["--accept-unmeasured", kernel]
         if self.given.level != "gpu":
             flags += ["--test-only-accept-level", self.given.level]
-        self._step(name, "launch", self.lock_file, *flags, "--", *self.given.script, expect=expect, **environ)
+        return self._command("launch", self.lock_file, *flags, "--", *self.given.script, *more)
 
-    def _step(self, name: str, *arguments: str | Path, expect: int, **environ: str) -> None:
+    def _step(self, name: str, *arguments: str | Path, expect: int) -> None:
+        self._run(name, self._command(*arguments), expect=expect)
+
+    @staticmethod
+    def _command(*arguments: str | Path) -> list[str]:
         words = [str(word) for word in arguments]
-        if words[0] in {"verify", "lock", "launch"}:
-            # Before `--`, behind the command: the interpreter that is looked into is the one that trains.
-            words[2:2] = ["--python", sys.executable]
-        command = [sys.executable, "-c", "from kernelguard.cli import main; main()", *words]
+        # Before `--`, behind the command: the interpreter that is looked into is the one that trains.
+        words[2:2] = ["--python", sys.executable]
+        return [sys.executable, "-c", "from kernelguard.cli import main; main()", *words]
+
+    def _run(self, name: str, command: Sequence[str], *, expect: int, **environ: str) -> None:
         began = time.monotonic()
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=os.environ | environ
@@ -158,6 +265,57 @@ class Bench:
         for path in run_dir.glob("*attestation.json"):
             shutil.copy(path, self.given.out / f"attestation-{name}.json")
         return outcome
+
+
+def losses(output: Path) -> dict[int, float]:
+    """By step; of one that was done twice, the second time."""
+    path = output / "steps.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    return {row["step"]: row["loss"] for row in rows}
+
+
+def process_of_rank(pid: int, rank: int) -> int:
+    """The process below `pid` that torchrun started as this rank.
+
+    Raises:
+        LookupError: there is none.
+    """
+    waiting = [pid]
+    while waiting:
+        one = waiting.pop(0)
+        try:
+            variables = Path(f"/proc/{one}/environ").read_bytes().split(b"\0")
+            children = Path(f"/proc/{one}/task/{one}/children").read_text().split()
+        except OSError:
+            continue  # it ended meanwhile
+        if f"LOCAL_RANK={rank}".encode() in variables:
+            return one
+        waiting += map(int, children)
+    raise LookupError(f"no process below {pid} is rank {rank}")
+
+
+def compare_losses(
+    killed: Mapping[int, float], several: Mapping[int, float], one: Mapping[int, float], saved: int
+) -> dict[str, Any]:
+    """Whether runs that went on from step `saved` have the losses of the killed one, and each other's."""
+    pairs = [(step, killed[step], several[step]) for step in killed if step > saved and step in several]
+    across = [(step, several[step], one[step]) for step in several if step in one]
+    found: dict[str, Any] = {"from_step": saved}
+    for name, rows in (("to_killed", pairs), ("one_to_several", across)):
+        found[name] = {
+            "steps": [step for step, *_ in rows],
+            "difference": max((abs(a - b) / abs(a) for _, a, b in rows), default=None),
+            "tolerance": _ROUNDING,
+        }
+    ordered = [several[step] for step in sorted(several)]
+    found["change_from_step_to_step"] = min((abs(a - b) / abs(a) for a, b in pairwise(ordered)), default=0.0)
+    found["can_show_a_fault"] = found["change_from_step_to_step"] > 4 * _ROUNDING
+    # Neither run did a step again that the checkpoint held.
+    found["passed"] = min(several, default=0) == min(one, default=0) == saved + 1 and all(
+        found[name]["steps"] and found[name]["difference"] <= _ROUNDING for name in ("to_killed", "one_to_several")
+    )
+    return found
 
 
 def make_other_fla(site: Path, other: Path) -> None:
