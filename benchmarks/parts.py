@@ -218,12 +218,12 @@ def small(table: Table) -> None:
         dy = random(1, tokens, CHANNELS)
         index = torch.bucketize(torch.arange(tokens, device="cuda"), edges[1:], right=True).int()[None]
         if kind == "own":
-            from kernelguard_train.kernels import convolution
+            from kernelguard_train.kernels import packed_convolution
 
             slopes = [part.contiguous() for part in dy.split([2048, 2048, CHANNELS - 4096], dim=-1)]
 
             def both() -> None:
-                torch.autograd.backward(convolution(x, weight, index, 2048), slopes)
+                torch.autograd.backward(packed_convolution(x, weight, index, 2048), slopes)
         elif kind == "fla":
             from fla.modules.causal_conv1d import causal_conv1d
 

@@ -52,7 +52,7 @@ def compare(label, lengths, width=96, dtype=torch.float32):
     expected = torch.cat(parts, 1).split([key, key, width - 2 * key], -1)
     slopes = [torch.randn(part.shape).to(dtype) for part in expected]
     wanted = torch.autograd.grad(expected, (true_x, true_weight), [slope.double() for slope in slopes])
-    own = kernels.convolution(x, weight, numbers, key)
+    own = kernels.packed_convolution(x, weight, numbers, key)
     for name, a, b in zip(("query", "key", "value"), own, expected):
         found[f"{label}: {name}"] = apart(a, b)
         found[f"{label}: {name} is contiguous"] = float(not a.is_contiguous())
@@ -76,7 +76,7 @@ numbers = numbered(lengths)
 x, weight = torch.randn(1, sum(lengths), width), torch.randn(width, 4, requires_grad=True)
 x[:, 5] = float("inf")
 x.requires_grad_()
-own = kernels.convolution(x, weight, numbers, key)
+own = kernels.packed_convolution(x, weight, numbers, key)
 found["infinite neighbour"] = sum(float((~part[0, numbers[0] != 1].isfinite()).sum()) for part in own)
 (arrived,) = torch.autograd.grad(own, (x,), [torch.ones_like(part) for part in own])
 found["infinite neighbour's gradient"] = float((~arrived[0, numbers[0] != 1].isfinite()).sum())
@@ -84,7 +84,7 @@ found["infinite neighbour's gradient"] = float((~arrived[0, numbers[0] != 1].isf
 x = torch.randn(1, sum(lengths), width, requires_grad=True)
 slopes = [torch.randn(1, sum(lengths), size) for size in (key, key, width - 2 * key)]
 # Only the third sample gets a gradient: none may arrive at the others, not even a small one.
-own = kernels.convolution(x, weight, numbers, key)
+own = kernels.packed_convolution(x, weight, numbers, key)
 third = [slope * (numbers[0] == 3)[None, :, None] for slope in slopes]
 (arrived,) = torch.autograd.grad(own, (x,), third)
 found["leaks"] = float(arrived[0, numbers[0] != 3].abs().max())
@@ -112,7 +112,7 @@ setattr(home, name, layers.grouped(getattr(home, name)))
 own = [m for layer in made.parts.layers for m in layer.modules() if gated_delta.suits(m)]
 assert own and all(kernels.convolution_suits(m.conv1d.weight.squeeze(1), m.key_dim) for m in own)
 for module in own:
-    gated_delta.bind(module, layers.reference_norm, gated_delta.gates, kernels.convolution, fused.project)
+    gated_delta.bind(module, layers.reference_norm, gated_delta.gates, kernels.packed_convolution, fused.project)
 made.parts.ending[-1].kernel = kernels.cross_entropy
 again, found = layers.gradients(made, batch)
 isolation.check(made.network, made.parts.embedding, tiny.VOCABULARY, alone.device)

@@ -79,7 +79,7 @@ def adopt(
         fits = own_convolution and sizes.activation in {"silu", "swish"}
         fits = fits and kernels.convolution_suits(sizes.conv1d.weight.squeeze(1), sizes.key_dim)
         own += fits
-        bind(module, gated_norm, make_gates, kernels.convolution if fits else None, project)
+        bind(module, gated_norm, make_gates, kernels.packed_convolution if fits else None, project)
     return f"{len(found)} gated delta layers without repeated heads, {own} with the trainer's own convolution"
 
 

@@ -1,15 +1,25 @@
-"""What a guarded launch (`kernelguard launch`) wants of a trainer: its attestation beside each checkpoint.
+"""What a guarded launch (`kernelguard launch`) wants of a trainer: verified kernels, its attestation at checkpoints.
 
 Without such a launch nothing here does anything, and kernelguard need not be installed.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 TICKET = "KERNELGUARD_TICKET"
 """Set by the launcher, together with a copy of its guard on the path."""
+
+
+def admits(symbol: str) -> bool:
+    """Whether a kernel of the trainer's own may run: always, but under a guarded launch only one that was verified."""
+    place = os.environ.get(TICKET)
+    if not place:
+        return True
+    probes = json.loads(Path(place).read_text(encoding="utf-8")).get("probes", [])
+    return any(probe.get("package") == "kernelguard_train" and probe.get("symbol") == symbol for probe in probes)
 
 
 def attest(folder: Path) -> None:

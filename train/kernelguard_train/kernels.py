@@ -316,7 +316,7 @@ def convolution_suits(weight: torch.Tensor, key: int) -> bool:
     return weight.shape[1] == 4 and key % COLUMNS == 0 and weight.shape[0] % COLUMNS == 0
 
 
-def convolution(
+def packed_convolution(
     x: torch.Tensor, weight: torch.Tensor, numbers: torch.Tensor, key: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The silu of a causal convolution over `x` `[1, tokens, channels]` that starts anew at every sample.

@@ -18,7 +18,18 @@ from packaging.version import Version
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from kernelguard_train import attention, bindings, fused, gated_delta, loss, metrics, quantized, recompute, weights
+from kernelguard_train import (
+    attention,
+    bindings,
+    fused,
+    gated_delta,
+    guarded,
+    loss,
+    metrics,
+    quantized,
+    recompute,
+    weights,
+)
 from kernelguard_train.batches import Batch
 from kernelguard_train.config import Config
 from kernelguard_train.errors import ModelError
@@ -144,7 +155,7 @@ def build(config: Config, mesh: DeviceMesh, device: torch.device) -> Built:
         if config.model.fused == "on" or (config.model.fused == "auto" and device.type == "cuda"):
             raise ModelError("model.torchao_float8 needs model.fused = off (the fused layers' own float8 is model.fp8)")
         notes.append(quantized.convert(lm.base_model.layers, config.model.torchao_float8, device))
-    fused = device.type == "cuda" if config.model.kernels == "auto" else config.model.kernels == "fused"
+    fused = _fused_kernels(config, device)
     bound = bindings.bind(lm, fused=fused, convolution=config.model.convolution)
     if fused and Version(transformers.__version__) >= gated_delta.HANDED_ON_SINCE:
         gated_delta.check_heads(lm.modules())
@@ -224,27 +235,34 @@ def _apply_liger(config: Config, text: Any, device: torch.device) -> list[str]:
     return [f"liger: {patch.__name__}({', '.join(f'{name}={wish}' for name, wish in known.items())})"]
 
 
+def _fused_kernels(config: Config, device: torch.device) -> bool:
+    """Whether linear-attention layers run on fused kernels, and not on the reference."""
+    return device.type == "cuda" if config.model.kernels == "auto" else config.model.kernels == "fused"
+
+
 def _fuse(config: Config, lm: Any, parts: Parts, device: torch.device) -> list[str]:
     """Fused layers in place of the model's, as configured."""
     wanted = config.model.fused
-    if wanted == "off" or (wanted == "auto" and device.type != "cuda"):
+    kernels = _fused_kernels(config, device)
+    if wanted == "off" or (wanted == "auto" and not (kernels and device.type == "cuda")):
         if config.model.fp8:
             raise ModelError("model.fp8 needs model.fused = on")
         return []
     compiled = device.type == "cuda"
     dynamic = config.batch.mode != "packed"
     notes = [fused.adopt(parts.layers, parts.embedding, compiled=compiled, dynamic=dynamic, fp8=config.model.fp8)]
-    if compiled and config.batch.mode == "packed":
+    # The reference takes as many key heads as value heads, and a row that is not packed has no boundaries.
+    if kernels and config.batch.mode == "packed":
         notes.append(
             gated_delta.adopt(
                 parts.layers,
                 compiled=compiled,
                 dynamic=dynamic,
-                own_convolution=config.model.convolution == "auto",
+                own_convolution=config.model.convolution == "auto" and guarded.admits("packed_convolution"),
                 project=None if config.model.fp8 else fused.project,
             )
         )
-        if gated_delta.compile_rotation(lm, dynamic=dynamic):
+        if compiled and gated_delta.compile_rotation(lm, dynamic=dynamic):
             notes.append("compiled rotary embedding")
     return [f"fused: {note}" for note in notes if note]
 

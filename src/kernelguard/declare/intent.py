@@ -26,7 +26,16 @@ SETTINGS = tuple(field.name for field in fields(Intent) if field.name not in {"a
 SIGNALS = ("position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 """Keyword arguments of a model's forward that can tell where samples begin."""
 
-_SWITCHES = ("packed", "use_kernels", "liger", "compile", "use_cache", "grouped_heads", "trust_remote_code")
+_SWITCHES = (
+    "packed",
+    "use_kernels",
+    "liger",
+    "compile",
+    "use_cache",
+    "grouped_heads",
+    "own_convolution",
+    "trust_remote_code",
+)
 _EXAMPLE = 'for example: packed = true, and on the next line: signals = ["position_ids", "cu_seq_lens_q", "seq_idx"]'
 
 

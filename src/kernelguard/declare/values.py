@@ -267,6 +267,8 @@ class Intent:
     use_cache: bool = False
     grouped_heads: bool = False
     """A gated delta rule gets fewer key heads than value heads as they are; transformers repeats them up to 5.22."""
+    own_convolution: bool = False
+    """The bundled trainer's own short convolution takes the place of the model's, where that trainer is installed."""
     trust_remote_code: bool = False
     """Code that the checkpoint brings along is run instead of transformers' own."""
     assumed: tuple[str, ...] = ()

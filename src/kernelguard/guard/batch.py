@@ -54,7 +54,8 @@ def judge_batch(
     """What the first batch lacks. `needed`: the signals that the model's recurrent kernels can be told by."""
     starts = _starts(seen)
     packed = starts is not None and len(starts) > 1
-    told = [signal for signal in expected.signals if signal != "position_ids"]
+    # The others that a run sends (cu_seq_lens_k, the longest sample) are for its attention.
+    told = [signal for signal in expected.signals if signal in SIGNAL_OF_ARGUMENT.values()]
     needed = tuple(dict.fromkeys((*needed, *told))) if seen.mixers else ()
     if not packed:
         yield from _not_seen_as_packed(seen, expected, needed, starts, tuple(eos))

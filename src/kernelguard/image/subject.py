@@ -14,7 +14,9 @@ from kernelguard.image.running import Subject
 from kernelguard.lock.values import Lock
 
 _ASSUMED = " (assumed)"
-_SWITCHES = frozenset({"packed", "use_kernels", "liger", "compile", "use_cache", "grouped_heads", "trust_remote_code"})
+_SWITCHES = frozenset(
+    {"packed", "use_kernels", "liger", "compile", "use_cache", "grouped_heads", "own_convolution", "trust_remote_code"}
+)
 
 
 def subject_of(lock: Lock, lock_path: Path, *, model: str = "", length: int = 4096) -> Subject:

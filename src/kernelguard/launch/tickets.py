@@ -109,6 +109,13 @@ def _kernels(a: Admitted, names: Sequence[Names], used: Collection[tuple[str, st
         seen = (*probe.forward_kernels, *probe.backward_kernels)
         if seen and (probe.package, probe.symbol) in used:
             found[probe.symbol] = tuple(dict.fromkeys((*found.get(probe.symbol, ()), *seen)))
+    # Where a kernel of the trainer's own may run in place of a fast path's, step 1 has to show one or the other.
+    places = {(r.package, r.symbol): r.stands_for for r in a.requests if r.stands_for}
+    for probe in a.verdict.probes:
+        place = places.get((probe.package, probe.symbol), "")
+        seen = (*probe.forward_kernels, *probe.backward_kernels)
+        if seen and found.get(place):
+            found[place] = tuple(dict.fromkeys((*found[place], *seen)))
     return found
 
 
@@ -221,6 +228,7 @@ def _isolation(a: Admitted, *, gpu: bool) -> Mapping[str, Any] | None:
         "lengths": list(LENGTHS if gpu else _SHORT_LENGTHS),
         "attn_implementation": a.intent.attn_implementation,
         "experts_implementation": a.intent.experts_implementation,
+        "grouped_heads": a.intent.grouped_heads,
     }
 
 

@@ -19,6 +19,8 @@ RAGGED = (1, 63, 64, 65, 130)
 ODD = (321,)
 TRAINING_LENGTH = 4096
 TOKENWISE_ROWS = (517,)
+_COLUMNS = 128
+"""Channels that one program of the bundled trainer's convolution has (kernelguard_train/kernels.py, COLUMNS)."""
 
 Shape = Mapping[str, Any]
 
@@ -157,6 +159,10 @@ def _of_intent(declaration: Declaration, intent: Intent, length: int) -> Iterato
         # kernelguard_train/gated_delta.py calls fla's gated norm, also where transformers has it in PyTorch.
         place = ("fla", "fla.modules", "FusedRMSNormGated")
         yield _own(place, _KERNELS["fla", "FusedRMSNormGated"], text, intent, length)
+    if intent.own_convolution and _suits_own_convolution(text):
+        place = ("kernelguard_train", "kernelguard_train.kernels", "packed_convolution")
+        request = _own(place, _Kernel(op="packed_convolution", shape=_packed_convolution), text, intent, length)
+        yield replace(request, stands_for="causal_conv1d_fn")
     if _first(text, ("num_attention_heads",)) is not None and _has_attention(declaration):
         yield _attention(text, intent, length)
     if _first(text, ("num_experts", "num_local_experts", "n_routed_experts")) and intent.experts_implementation in {
@@ -302,6 +308,20 @@ def _convolution(raw: Mapping[str, Any]) -> Shape:
         channels, bias = _scan(raw)["channels"], True
     width = _first(raw, ("linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel")) or 4
     return {"channels": channels, "width": int(width), "activation": "silu", "bias": bias}
+
+
+def _packed_convolution(raw: Mapping[str, Any]) -> Shape:
+    """The bundled trainer's: it takes queries, keys and values side by side and returns them apart."""
+    return {**_convolution(raw), "keys": _need(raw, "linear_num_key_heads") * _need(raw, "linear_key_head_dim")}
+
+
+def _suits_own_convolution(raw: Mapping[str, Any]) -> bool:
+    """Whether the bundled trainer takes its own (kernelguard_train/kernels.py, convolution_suits)."""
+    if "linear_num_value_heads" not in raw:
+        return False
+    shape = _packed_convolution(raw)
+    fits = shape["width"] == 4 and shape["keys"] % _COLUMNS == 0 and shape["channels"] % _COLUMNS == 0
+    return fits and raw.get("hidden_act", "silu") in {"silu", "swish"}
 
 
 def _ssd(raw: Mapping[str, Any]) -> Shape:

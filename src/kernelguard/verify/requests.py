@@ -56,6 +56,8 @@ class ProbeRequest:
     """Ask for gradients; False for kernels that only decode and update their state in place."""
     cases: tuple[Case, ...] = ()
     layers: int | None = None
+    stands_for: str = ""
+    """The symbol in whose place the bundled trainer calls this kernel of its own; without that trainer nothing does."""
     hub_attention: str = ""
     """A hub repository: the function is what transformers' own loader makes of this attention implementation."""
 

@@ -198,7 +198,9 @@ class _Run:
             found[n] = self.probe(requests[n], n, len(requests), share)
         if self.isolates and (not isolation or any(c.isolated is None for c in isolation)):
             isolation = self.isolate()
-        return tuple(found[n] for n in range(len(requests))), isolation
+        results = (found[n] for n in range(len(requests)))
+        kept = tuple(r for request, r in zip(requests, results, strict=True) if not _absent(request, r))
+        return kept, isolation
 
     def probe(self, request: ProbeRequest, number: int, total: int, timeout: float) -> ProbeResult:
         """One kernel."""
@@ -297,6 +299,15 @@ def _called(request: ProbeRequest, bindings: Bindings | None) -> bool:
     return not mine or any(bound in {BoundTo.KERNEL, BoundTo.UNKNOWN, BoundTo.OTHER} for bound in mine)
 
 
+def _absent(request: ProbeRequest, result: ProbeResult) -> bool:
+    """Whether a kernel of the trainer's own is not here, because the trainer is not: nothing calls it then."""
+    return (
+        bool(request.stands_for)
+        and result.error_type == "ModuleNotFoundError"
+        and f"'{request.package}'" in result.error
+    )
+
+
 def _import_only(request: ProbeRequest) -> ProbeRequest:
     return ProbeRequest(
         symbol=request.symbol,
@@ -306,5 +317,6 @@ def _import_only(request: ProbeRequest) -> ProbeRequest:
         dtype=request.dtype,
         trains=request.trains,
         layers=request.layers,
+        stands_for=request.stands_for,
         model=request.model,
     )

@@ -34,6 +34,9 @@ def read(keys: Keys, versions: Mapping[str, Version]) -> tuple[dict[str, Any], s
     liger = model.choice("liger", ("auto", "on", "off"))
     fused = model.choice("fused", ("auto", "on", "off")) or "auto"
     kernels = model.choice("kernels", ("auto", "fused", "reference")) or "auto"
+    # kernelguard_train/gated_delta.py: the fused layer takes packed batches only, and does not repeat heads.
+    layers = packed and on_gpu and fused != "off" and kernels != "reference"
+    convolution = model.choice("convolution", ("auto", "causal_conv1d", "fla")) or "auto"
     said: dict[str, Any] = {
         "phase": Phase.TRAINING,
         "dtype": model.dtype("compute_dtype") or "bfloat16",
@@ -43,8 +46,8 @@ def read(keys: Keys, versions: Mapping[str, Version]) -> tuple[dict[str, Any], s
         "liger": None if liger in {None, "auto"} else liger == "on",
         "compile": bool(model.document.get("compile")),
         "use_cache": False,
-        # kernelguard_train/gated_delta.py: the fused layer takes packed batches only, and does not repeat heads.
-        "grouped_heads": packed and on_gpu and fused != "off" and kernels != "reference",
+        "grouped_heads": layers,
+        "own_convolution": layers and convolution == "auto",
         "trust_remote_code": False,  # kernelguard_train builds transformers' own classes only
     }
     keys.problems += model.problems + batch.problems + train.problems

@@ -1,4 +1,4 @@
-"""causal-conv1d's function and fla's Triton convolution: the same sum, told of sample boundaries in two ways."""
+"""causal-conv1d's function, fla's and kernelguard_train's: the same sum, told of sample boundaries in two ways."""
 
 from __future__ import annotations
 
@@ -49,6 +49,28 @@ def _reference(inputs: Any, fixed: Any, precision: Any) -> dict[str, Any]:
     return {"output": output}
 
 
+def _call_packed(function: Any, inputs: Any, fixed: Any) -> dict[str, Any]:
+    """kernelguard_train's: which sample each token is of has to be said, and the result comes in three parts."""
+    x = inputs["x"]
+    numbers = fixed["seq_idx"]
+    if numbers is None:
+        numbers = x.new_zeros(x.shape[:2], dtype=fixed["numbers"])
+    query, key, value = function(x, inputs["weight"], numbers, fixed["keys"])
+    return {"query": query, "key": key, "value": value}
+
+
+def _make_packed(case: Any, draw: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    inputs, fixed = _make(case, draw)
+    return inputs, {**fixed, "keys": case["shape"]["keys"], "numbers": draw.torch.int32}
+
+
+def _reference_packed(inputs: Any, fixed: Any, precision: Any) -> dict[str, Any]:
+    output = _reference(inputs, fixed, precision)["output"]
+    keys = fixed["keys"]
+    query, key, value = output.split([keys, keys, output.shape[-1] - 2 * keys], dim=-1)
+    return {"query": query, "key": key, "value": value}
+
+
 def _make_step(case: Any, draw: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     shape = case["shape"]
     inputs = {
@@ -77,6 +99,7 @@ def _reference_step(inputs: Any, fixed: Any, precision: Any) -> dict[str, Any]:
 
 PROBES = {
     "causal_conv1d_update": Probe(_make_step, _call_step, _reference_step),
+    "packed_convolution": Probe(_make_packed, _call_packed, _reference_packed),
     "causal_conv1d": Probe(_make, _call_channels_first, _reference),
     "fla_convolution": Probe(_make, _call_fla, _reference),
 }
