@@ -19,6 +19,7 @@ export PYTHONUNBUFFERED=1 CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} PYTORC
 export TRITON_CACHE_DIR=$work/tri TORCHINDUCTOR_CACHE_DIR=$work/ind
 if [ -e "$packs/cache.bin" ]; then tar xf "$packs/cache.bin" -C "$work"; fi
 bash "$here/setup_h200.sh" "$packs" "$work/site" "$work/qla"
+cp -r "$work/mamba/." "$work/site/"
 nvidia-smi --id="$CUDA_VISIBLE_DEVICES" --query-gpu=timestamp,power.draw,power.limit,clocks.sm,temperature.gpu \
   --format=csv,nounits -lms 500 > "$out/power.csv" &
 watcher=$!

@@ -1,6 +1,6 @@
 """How is an empty kernel cache filled in a minute instead of four? Its compilations are shared by several processes.
 
-    python benchmarks/warm.py [--processes 14] [--variants grouped,repeated,padded] [--tokens 8192]
+    python benchmarks/warm.py [--processes 14] [--variants grouped,repeated,padded,moe] [--tokens 8192]
 
 fla's kernels are tuned at first use: every candidate is compiled, one after the other, and timed. Here each process
 compiles its share of the candidates into the same TRITON_CACHE_DIR; then one process times them all, which finds them
@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-HEADS = {"grouped": (16, 48), "repeated": (48, 48), "padded": (48, 48)}
-"""Key and value heads of the 27B shape; `padded` is without sample boundaries."""
-SIZE, CHANNELS = 128, 10_240
+HEADS = {"grouped": (16, 48), "repeated": (48, 48), "padded": (48, 48), "moe": (16, 32)}
+"""Key and value heads of the 27B shape, and of the mixture of experts; `padded` is without sample boundaries."""
+SIZE, KEYS = 128, 16
 PLAIN = ("kwargs", "num_warps", "num_stages")
 """What tells the candidates of one kernel apart."""
 
@@ -45,8 +45,9 @@ def work(variants: list[str], tokens: int) -> None:
         g = -torch.rand(rows, own, values, device="cuda", requires_grad=True)
         out, _ = chunk_gated_delta_rule(q, k, v, g, beta, use_qk_l2norm_in_kernel=True, **boundaries)
         out.sum().backward()
-        x = torch.randn(rows, own, CHANNELS, **bf16)
-        weight = torch.randn(CHANNELS, 4, **bf16)
+        channels = (2 * KEYS + values) * SIZE
+        x = torch.randn(rows, own, channels, **bf16)
+        weight = torch.randn(channels, 4, **bf16)
         y = causal_conv1d(x, weight, None, activation="silu", **boundaries)
         (y[0] if isinstance(y, tuple) else y).sum().backward()
         gate = torch.randn_like(v, requires_grad=True)
