@@ -102,7 +102,8 @@ def test_an_intent_file_says_everything(tmp_path: Path, name: str) -> None:
     said: dict[str, Any] = {
         "schema": 1, "phase": "decoding", "dtype": "float16", "packed": True, "signals": ["seq_idx", "position_ids"],
         "attn_implementation": "flash_attention_2", "experts_implementation": "grouped_mm", "use_kernels": True,
-        "liger": True, "compile": True, "use_cache": True, "grouped_heads": True, "trust_remote_code": True,
+        "liger": True, "compile": True, "use_cache": True, "grouped_heads": True, "own_convolution": True,
+        "trust_remote_code": True,
     }  # fmt: skip
     toml = "\n".join(f"{key} = {json.dumps(value)}" for key, value in said.items())
     intent = resolve_intent({}, write(tmp_path / name, said if name.endswith("json") else toml))
@@ -306,7 +307,7 @@ def test_what_is_no_training_configuration(tmp_path: Path, document: dict[str, A
             {
                 "phase": "training", "dtype": "bfloat16", "attn_implementation": "varlen", "packed": True,
                 "signals": SIGNALS, "liger": False, "compile": True, "use_cache": False,
-                "grouped_heads": True, "trust_remote_code": False,
+                "grouped_heads": True, "own_convolution": True, "trust_remote_code": False,
             },
         ),
     ],
@@ -346,7 +347,16 @@ def test_only_the_bundled_trainers_fused_layers_keep_their_key_heads(
     model: dict[str, Any], batch: dict[str, Any], tmp_path: Path
 ) -> None:
     model, batch = {"path": "org/model", **model}, {"tokens": 8192, **batch}
-    assert not read(tmp_path, {"model": model, "batch": batch, "data": {"path": "synthetic"}}).grouped_heads
+    intent = read(tmp_path, {"model": model, "batch": batch, "data": {"path": "synthetic"}})
+    assert not intent.grouped_heads
+    assert not intent.own_convolution
+
+
+@pytest.mark.parametrize(("named", "own"), [("auto", True), ("causal_conv1d", False), ("fla", False)])
+def test_the_bundled_trainers_own_convolution_is_known(named: str, own: bool, tmp_path: Path) -> None:
+    intent = read(tmp_path, {"model": {"path": "org/model", "convolution": named}, "batch": {"tokens": 8192}})
+    assert intent.grouped_heads
+    assert intent.own_convolution is own
 
 
 def test_trainer_arguments_say_nothing_about_packing(tmp_path: Path) -> None:

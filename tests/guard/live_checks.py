@@ -121,6 +121,12 @@ def check_clean_packed():
     return train(build(QWEN3_5), expected, batch=BOTH)
 
 
+def check_clean_signals_of_attention():
+    """What the bundled trainer sends: recurrent layers get two of these, attention the others."""
+    names = ("position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+    return train(build(QWEN3_5), Expectation(packed=True, signals=names), batch=BOTH)
+
+
 def check_clean_mamba2():
     return train(build(configs.MAMBA2))
 

@@ -420,6 +420,19 @@ def test_a_fix_can_be_pasted_whatever_its_paths_hold() -> None:
     assert shlex.split(finding.fix) == typed
 
 
+def test_a_kernel_of_the_trainers_own_need_not_be_in_the_verdict_and_has_to_fit_if_it_is() -> None:
+    """The trainer takes it only if the ticket has a probe of it."""
+    own = replace(REQUEST, symbol="packed_convolution", package="kernelguard_train", stands_for="causal_conv1d_fn")
+    assert ask(requests=(REQUEST, own)).admitted
+    measured = replace(PROBE, symbol=own.symbol, package=own.package)
+    fits = replace(VERDICT, probes=(PROBE, measured))
+    assert ask(requests=(REQUEST, own), verdict=fits).admitted
+    other = replace(measured, cases=tuple(replace(case, shape={"channels": 7}) for case in measured.cases))
+    refused = ask(requests=(REQUEST, own), verdict=replace(VERDICT, probes=(PROBE, other)))
+    assert not refused.admitted
+    assert {f.code for f in refused.findings if f.status is Status.FAIL} == {"launch-other-shapes"}
+
+
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_an_override_accepts_only_what_it_names(name: str) -> None:
     wrong, overrides, text = OVERRIDES[name]

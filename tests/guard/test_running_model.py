@@ -96,6 +96,7 @@ CASES: dict[str, tuple[str, set[tuple[str, str]], str]] = {
     "clean": ("working", set(), ""),
     "clean_any_model": ("working", set(), ""),
     "clean_packed": ("working", set(), ""),
+    "clean_signals_of_attention": ("working", set(), ""),
     "clean_mamba2": ("working", {("attention", "warn")}, ""),
     "clean_llama": ("working", set(), ""),
     "checkpointing": ("working", set(), ""),

@@ -347,6 +347,30 @@ def test_unusable_arguments(made: Path, arguments: tuple[str, ...], words: str) 
 def test_a_kernel_that_fla_hands_over_to_is_one_of_the_fast_paths_own() -> None:
     """Otherwise a rank on which FlashQLA does the work would be told that its fast path did not run."""
     rows = [row for row in load_names() if row.symbol == "chunk_gated_delta_rule"]
-    admitted: Any = SimpleNamespace(verdict=SimpleNamespace(probes=()))
+    admitted: Any = SimpleNamespace(verdict=SimpleNamespace(probes=()), requests=())
     found = _kernels(admitted, rows, {("fla", "chunk_gated_delta_rule")})["chunk_gated_delta_rule"]
     assert {"chunk_fwd_kernel_o", "tilelang_fused_chunk_gdr_fwd_kernel_kernel"} <= set(found)
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_kernel_of_the_trainers_own_counts_for_the_one_it_stands_for_if_it_was_measured(*, measured: bool) -> None:
+    """The bundled trainer's convolution runs in place of causal_conv1d_fn: step 1 has to show one or the other."""
+    models: Any = SimpleNamespace(
+        package="causal_conv1d",
+        symbol="causal_conv1d_fn",
+        forward_kernels=("causal_conv1d_fwd<>",),
+        backward_kernels=(),
+    )
+    own: Any = SimpleNamespace(
+        package="kernelguard_train", symbol="packed_convolution", forward_kernels=("_convolve",),
+        backward_kernels=("_convolve_back",),
+    )  # fmt: skip
+    requests = (
+        SimpleNamespace(package="causal_conv1d", symbol="causal_conv1d_fn", stands_for=""),
+        SimpleNamespace(package="kernelguard_train", symbol="packed_convolution", stands_for="causal_conv1d_fn"),
+    )
+    probes = (models, own) if measured else (models,)
+    admitted: Any = SimpleNamespace(verdict=SimpleNamespace(probes=probes), requests=requests)
+    found = _kernels(admitted, [], {("causal_conv1d", "causal_conv1d_fn")})
+    more = ("_convolve", "_convolve_back") if measured else ()
+    assert found == {"causal_conv1d_fn": ("causal_conv1d_fwd<>", *more)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -27,6 +28,20 @@ def test_without_a_guarded_launch_kernelguard_is_not_imported(tmp_path: Path, mo
     guarded.attest(tmp_path)
     guarded.say_what_changed(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_only_a_verified_kernel_of_its_own_runs_under_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(guarded.TICKET, raising=False)
+    assert guarded.admits("packed_convolution")
+    ticket = tmp_path / "ticket.json"
+    monkeypatch.setenv(guarded.TICKET, str(ticket))
+    row = {"package": "kernelguard_train", "symbol": "packed_convolution"}
+    for probes, admitted in (([], False), ([{**row, "package": "other"}], False), ([row], True)):
+        ticket.write_text(json.dumps({"probes": probes}))
+        assert guarded.admits("packed_convolution") is admitted
+        assert not guarded.admits("another")
+    ticket.write_text("{}")
+    assert not guarded.admits("packed_convolution"), "a launch without a GPU has no probes"
 
 
 def test_under_one_the_guard_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,10 @@ def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, activation=None, **kwar
     y = torch.cat(outputs)
     return F.silu(y) if activation else y
 
+def packed_convolution(x, weight, numbers, key):
+    y = causal_conv1d_fn(x.transpose(1, 2), weight, seq_idx=numbers, activation="silu").transpose(1, 2)
+    return y.split([key, key, y.shape[-1] - 2 * key], -1)
+
 def fla_convolution(x, weight, bias=None, activation=None, cu_seqlens=None, **kwargs):
     ids = None
     if cu_seqlens is not None:

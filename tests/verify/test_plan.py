@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import configs
 import observed
+from command import ROOT
 from kernelguard import declare
 from kernelguard.data import examples
 from kernelguard.declare.modes import HubLayers
@@ -23,7 +25,7 @@ from kernelguard.verify.cache import cache_variables
 from kernelguard.verify.files import from_document, to_document, violations
 from kernelguard.verify.findings import findings
 from kernelguard.verify.fingerprint import shapes_digest
-from kernelguard.verify.plan import TRAINING_LENGTH, language_parts, plan
+from kernelguard.verify.plan import _COLUMNS, TRAINING_LENGTH, language_parts, plan
 from kernelguard.verify.requests import ProbeRequest
 from kernelguard.verify.run import verify, worker_environment
 from kernelguard.verify.values import Outcome
@@ -88,6 +90,35 @@ def test_the_gated_norm_that_only_the_trainer_calls_is_probed_and_tuned_at_its_s
     assert {(c.shape["size"], *c.shape["heads"]) for c in found[0].cases} == {(128, 48)}
     declares = {"FusedRMSNormGated"} & set(by_symbol(plan(declaration, PACKED)))
     assert bool(declares) is (release == "5.12.0"), "who does not run the trainer is asked what the model calls"
+
+
+def test_the_trainers_own_convolution_is_probed_beside_the_models() -> None:
+    declaration = the_27b("5.24.0")
+    found = by_symbol(plan(declaration, replace(PACKED, grouped_heads=True, own_convolution=True)))
+    own, models = found["packed_convolution"], found["causal_conv1d_fn"]
+    assert (own.module, own.stands_for) == ("kernelguard_train.kernels", "causal_conv1d_fn")
+    assert models.stands_for == ""
+    assert [c.lengths for c in own.cases] == [c.lengths for c in models.cases]
+    assert dict(own.cases[0].shape) == {**models.cases[0].shape, "keys": 16 * 128}
+    assert "packed_convolution" not in by_symbol(plan(declaration, replace(PACKED, grouped_heads=True)))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"linear_conv_kernel_dim": 3}, {"linear_num_key_heads": 3, "linear_key_head_dim": 32}, {"hidden_act": "relu"}],
+)
+def test_where_the_trainer_does_not_take_its_own_convolution_it_is_not_asked_for(
+    changed: dict[str, Any], tmp_path: Path
+) -> None:
+    """As kernelguard_train/kernels.py has it, which needs Triton to be imported."""
+    kernels = (ROOT / "train" / "kernelguard_train" / "kernels.py").read_text(encoding="utf-8")
+    assert re.search(rf"^ROWS, COLUMNS, .* = \d+, {_COLUMNS}, ", kernels, re.MULTILINE)
+    assert "return weight.shape[1] == 4 and key % COLUMNS == 0 and weight.shape[0] % COLUMNS == 0" in kernels
+    raw = {**configs.QWEN3_5, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 64,
+           "linear_value_head_dim": 64}  # fmt: skip
+    intent = replace(PACKED, grouped_heads=True, own_convolution=True)
+    assert "packed_convolution" in by_symbol(plan(declared(tmp_path / "a", raw), intent))
+    assert "packed_convolution" not in by_symbol(plan(declared(tmp_path / "b", {**raw, **changed}), intent))
 
 
 def test_where_the_source_does_not_tell_both_calls_are_measured() -> None:

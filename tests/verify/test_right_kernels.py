@@ -45,6 +45,10 @@ REQUESTS = {
     ),
     "kda": request("chunk_kda", "kda", LINEAR),
     "conv": request("causal_conv1d_fn", "causal_conv1d", CONV),
+    "packed-conv": request("packed_convolution", "packed_convolution", {**CONV, "bias": False, "keys": 4}),
+    "packed-conv-alone": request(
+        "packed_convolution", "packed_convolution", {**CONV, "bias": False, "keys": 4}, lengths=(70,), packed=False
+    ),
     "fla-conv": request("fla_convolution", "fla_convolution", CONV),
     "gated-norm": request("FusedRMSNormGated", "gated_rms_norm", {"size": 16, "heads": [4]}),
     "norm": request("rms_norm", "rms_norm", {"size": 16}),
@@ -72,6 +76,7 @@ SPOILT = {
     "kda": ("g[:, t, :, :, None].exp()", "g[:, t, :, :, None].exp().detach()", "gradient of g"),
     "recurrent": ("q = q * (q.shape[-1] ** -0.5)", "q = q * 0.9 * (q.shape[-1] ** -0.5)", "output"),
     "conv": ("if seq_idx is not None:\n            cuts", "if False:\n            cuts", "output"),
+    "packed-conv": ("return y.split([key, key,", "return (y * 1.02).split([key, key,", "query"),
     "fla-conv": ("if cu_seqlens is not None:\n        ids", "if False:\n        ids", "output"),
     "gated-norm": ("F.silu(g.float())).to", "torch.sigmoid(g.float())).to", "output"),
     "norm": ("(w.float() + offset)", "(w.float().detach() + offset)", "gradient of weight"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from kernelguard.guard.children import ChildResult, Stopwatch, run_worker
@@ -13,21 +16,54 @@ from kernelguard.guard.ticket import Ticket
 _SAYS_NOTHING = frozenset({"memory"})
 
 
+# Most of a check is importing torch and what it probes, on one core; the GPU holds several of these processes.
+_MOST_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class _Check:
+    """One worker to run, and who says what its result means."""
+
+    name: str
+    worker: str
+    request: Mapping[str, Any]
+    judge: Callable[[Mapping[str, Any], ChildResult], tuple[str, str]]
+
+
 def run_checks(report: Report, ticket: Ticket, environ: Mapping[str, str], *, limit_s: float) -> None:
-    """Run every probe of the ticket, and the isolation check when the run packs, within `limit_s` seconds."""
-    watch = Stopwatch()
-    count = len(ticket.probes) + (ticket.isolation is not None)
-    for number, probe in enumerate(ticket.probes):
-        # One that hangs must not take the time of the others.
-        limit = watch.left(limit_s) / max(count - number, 1)
-        request = {**probe, "device": ticket.device, "budget_s": limit * 0.85}
-        name = f"{probe.get('symbol', '?')}"
-        result = run_worker("probe", request, timeout=limit, environ=environ)
-        _file(report, f"probe of {name}", *judge_probe(probe, result))
+    """Run every probe of the ticket, and the isolation check when the run packs, within `limit_s` seconds.
+
+    Several run side by side where this rank's share of the cores allows it.
+    """
+    checks = [_Check(f"probe of {p.get('symbol', '?')}", "probe", p, judge_probe) for p in ticket.probes]
     if ticket.isolation is not None:
-        request = {**ticket.isolation, "device": ticket.device}
-        result = run_worker("isolation", request, timeout=max(watch.left(limit_s), 1.0), environ=environ)
-        _file(report, "packed samples", *judge_isolation(request, result))
+        checks.append(_Check("packed samples", "isolation", ticket.isolation, judge_isolation))
+    watch, at_once = Stopwatch(), checks_at_once(environ)
+
+    def run(number: int) -> ChildResult:
+        # One that hangs must not take the time of those behind it.
+        limit = max(watch.left(limit_s) / -(-(len(checks) - number) // at_once), 1.0)
+        request = {**checks[number].request, "device": ticket.device, "budget_s": limit * 0.85}
+        return run_worker(checks[number].worker, request, timeout=limit, environ=environ)
+
+    with ThreadPoolExecutor(at_once) as pool:
+        results = list(pool.map(run, range(len(checks))))
+    for number, check in enumerate(checks):
+        result = results[number]
+        if at_once > 1 and any(error.get("sort") == "memory" for error in result.of_kind("error")):
+            # It may only have been the others' memory.
+            result = run(number)
+        _file(report, check.name, *check.judge(check.request, result))
+
+
+def checks_at_once(environ: Mapping[str, str]) -> int:
+    """How many processes of this rank may run side by side: one for each two of its cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        ranks = max(int(environ.get("LOCAL_WORLD_SIZE") or 1), 1)
+    except ValueError:
+        ranks = 1
+    return min(max(cores // ranks // 2, 1), _MOST_AT_ONCE)
 
 
 def _file(report: Report, name: str, state: str, text: str) -> None:
