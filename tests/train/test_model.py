@@ -235,6 +235,18 @@ def test_a_missing_fused_kernel_is_an_error_with_its_cause(tmp_path: Path, alone
         built(config, alone)
 
 
+def test_the_reference_gets_no_fused_gated_delta_layers_on_a_gpu_either(tmp_path: Path, alone: Ranks) -> None:
+    """They hand it fewer key heads than value heads: it raised in the first step, on a GPU alone."""
+    folder = tiny.write_config(tmp_path, "qwen3_5")
+    made = built(tiny.configured(folder), alone)
+    gpu = torch.device("cuda")
+    reference = tiny.configured(folder, "model.kernels=reference")
+    assert model._fuse(reference, made.network.lm, made.parts, gpu) == []
+    assert not model._fused_kernels(reference, gpu)
+    assert model._fused_kernels(tiny.configured(folder), gpu)
+    assert model._fused_kernels(tiny.configured(folder, "model.kernels=fused"), torch.device("cpu"))
+
+
 @pytest.mark.parametrize("rung", ["full", "selective"])
 def test_recomputing_changes_no_gradient(tmp_path: Path, alone: Ranks, rung: recompute.Rung) -> None:
     made = built(tiny.configured(tiny.write_config(tmp_path, "qwen3_5")), alone)

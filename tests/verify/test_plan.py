@@ -26,8 +26,9 @@ from kernelguard.verify.files import from_document, to_document, violations
 from kernelguard.verify.findings import findings
 from kernelguard.verify.fingerprint import shapes_digest
 from kernelguard.verify.plan import _COLUMNS, TRAINING_LENGTH, language_parts, plan
+from kernelguard.verify.probing import run_probe
 from kernelguard.verify.requests import ProbeRequest
-from kernelguard.verify.run import verify, worker_environment
+from kernelguard.verify.run import _absent, verify, worker_environment
 from kernelguard.verify.values import Outcome
 
 pytestmark = pytest.mark.observed
@@ -101,6 +102,24 @@ def test_the_trainers_own_convolution_is_probed_beside_the_models() -> None:
     assert [c.lengths for c in own.cases] == [c.lengths for c in models.cases]
     assert dict(own.cases[0].shape) == {**models.cases[0].shape, "keys": 16 * 128}
     assert "packed_convolution" not in by_symbol(plan(declaration, replace(PACKED, grouped_heads=True)))
+
+
+def test_without_the_trainer_its_convolution_is_left_out_and_any_other_failure_is_not(tmp_path: Path) -> None:
+    """An image is verified before the trainer is put on it; the trainer takes the model's convolution then."""
+    request = next(
+        r for r in plan(the_27b("5.24.0"), replace(PACKED, grouped_heads=True, own_convolution=True)) if r.stands_for
+    )
+    bare = observed.environment(tmp_path / "bare", None)
+    absent = run_probe(str(bare.python), request, timeout=60.0, device="cpu")
+    assert absent.outcome is Outcome.RAISED
+    assert _absent(request, absent)
+    assert not _absent(replace(request, stands_for=""), absent)
+    files = {"kernelguard_train/__init__.py": "", "kernelguard_train/kernels.py": "import no_such_triton\n"}
+    broken = run_probe(
+        str(observed.environment(tmp_path / "broken", None, files).python), request, timeout=60.0, device="cpu"
+    )
+    assert broken.outcome is Outcome.RAISED
+    assert not _absent(request, broken), "the trainer is there, and would fail"
 
 
 @pytest.mark.parametrize(
