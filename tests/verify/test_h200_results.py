@@ -161,12 +161,18 @@ def test_the_bundled_trainers_own_calls_on_the_27b(verdicts: dict[str, Verdict])
     """`verify --train-config`: grouped key heads, torch's varlen attention, packed samples apart."""
     verdict = verdicts["27b-grouped"]
     probes = {p.symbol: p for p in verdict.probes}
-    assert set(probes) == {"chunk_gated_delta_rule", "causal_conv1d_fn", "varlen_attn"}
+    assert set(probes) == {
+        "chunk_gated_delta_rule", "causal_conv1d_fn", "varlen_attn", "FusedRMSNormGated", "packed_convolution",
+    }  # fmt: skip
     assert all(numbers(p, Level.GPU) is Status.PASS for p in probes.values())
     delta = probes["chunk_gated_delta_rule"]
     assert {(c.shape["k_heads"], c.shape["v_heads"]) for c in delta.cases} == {(16, 48)}
     assert {c.state for c in delta.configurations} == {"right", "refused"}
     assert len(delta.configurations) == 118
+    norm = probes["FusedRMSNormGated"]
+    assert {c.state for c in norm.configurations} == {"right"}
+    assert len(norm.configurations) == 36, "9 forward and 9 backward at each of two numbers of rows"
+    assert probes["packed_convolution"].forward_kernels == ("_convolve",)
     assert verdict.isolation[0].isolated is True
 
 
