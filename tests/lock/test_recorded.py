@@ -82,6 +82,17 @@ def test_a_kernel_that_was_changed_by_hand_is_not_locked(name: str) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"record": []}, {"changed": [["a.py", "is missing"]]}])
+def test_a_kernel_package_that_this_run_does_not_need_is_not_left_out(changes: dict[str, Any]) -> None:
+    """The verdict would hold it and the lock would not: seen on a GPU machine, where the launch was refused."""
+    with pytest.raises(UndeterminedError, match="mamba-ssm") as refused:
+        record({"mamba-ssm": found("mamba-ssm", **changes)})
+    assert "or pip uninstall mamba-ssm, which this run does not need" in str(refused.value.hint)
+    with pytest.raises(UndeterminedError, match="fla-core") as needed:
+        record({"fla-core": found("fla-core", **changes)})
+    assert "uninstall" not in str(needed.value.hint)
+
+
+@pytest.mark.parametrize("changes", [{"record": []}, {"changed": [["a.py", "is missing"]]}])
 def test_what_holds_no_kernel_is_left_out_and_named(changes: dict[str, Any]) -> None:
     lock = record({"numpy": found("numpy", **changes)})
     assert "numpy" not in {pin.name for pin in lock.pins}

@@ -14,10 +14,9 @@ from packaging.version import InvalidVersion, Version
 from kernelguard.guard.question import Admission, Question
 from kernelguard.judge.values import Finding, Level, Status
 from kernelguard.lock.values import Lock, Role
-from kernelguard.observe.values import GpuState
+from kernelguard.observe.values import KERNEL_DISTRIBUTIONS, GpuState
 from kernelguard.resolve.archs import text as capability_text
 from kernelguard.verify.findings import findings as findings_of_verdict
-from kernelguard.verify.fingerprint import KERNEL_DISTRIBUTIONS
 from kernelguard.verify.requests import ProbeRequest
 from kernelguard.verify.values import Fingerprint, ProbeResult
 

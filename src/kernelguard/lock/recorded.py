@@ -6,7 +6,7 @@ every rank. It cannot be installed from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from kernelguard.declare.values import FastPath, Intent, ModelConfig
 from kernelguard.errors import UndeterminedError
@@ -14,7 +14,7 @@ from kernelguard.lock.check import Inventory
 from kernelguard.lock.parts import locked_intent, locked_model
 from kernelguard.lock.record import record_digest
 from kernelguard.lock.values import Lock, LockedPath, LockedTarget, LockedTorch, Pin, Role
-from kernelguard.observe.values import Bindings, BoundTo, Environment
+from kernelguard.observe.values import KERNEL_DISTRIBUTIONS, Bindings, BoundTo, Environment
 from kernelguard.resolve.archs import text as capability_text
 from kernelguard.resolve.matrix import matrix
 
@@ -44,20 +44,28 @@ def record_lock(
     if environment.torch is None or environment.python is None or environment.machine is None:
         raise UndeterminedError(f"{environment.origin} has no torch, so there is nothing to lock")
     kernels = {name for path in fast_paths for name in _distributions(path, environment)}
+    # A verdict is of all kernel packages that are installed, so a lock that left one out would fit none. What is
+    # compared of transformers is its release, which a lock has in any case.
+    held = kernels | (set(KERNEL_DISTRIBUTIONS) - {"transformers"})
     pins, left_out = [], []
     for name, found in sorted(inventory.distributions.items()):
         if name in _NOT_PINNED:
             continue
         torch = name.startswith(_TORCH_FAMILY)
-        if name not in kernels and not torch and (found["changed"] or not found["record"]):
+        if name not in held and not torch and (found["changed"] or not found["record"]):
             # What another package manager installed, or a person changed; it holds no kernel.
             left_out.append(name)
             continue
         if found["changed"]:
             path, problem = found["changed"][0]
-            raise UndeterminedError(f"{name}: {path} {problem}; what was changed by hand cannot be locked")
+            raise UndeterminedError(
+                f"{name}: {path} {problem}; what was changed by hand cannot be locked", hint=_hint(name, kernels)
+            )
         if not found["record"]:
-            raise UndeterminedError(f"{name} {found['version']} has no RECORD, so nothing says what its files are")
+            raise UndeterminedError(
+                f"{name} {found['version']} has no RECORD, so nothing says what its files are",
+                hint=_hint(name, kernels),
+            )
         digest = record_digest((path, sha) for path, sha in found["record"])
         pins.append(
             Pin(
@@ -102,6 +110,12 @@ def record_lock(
         admits_launch=cuda is not None and bool(gpus) and all(served.values()),
         notes=(NOTE, *([f"not pinned, as no RECORD tells their files: {', '.join(left_out)}"] if left_out else [])),
     )
+
+
+def _hint(name: str, needed: Collection[str]) -> str:
+    """What to do about a kernel distribution that cannot be pinned."""
+    unused = "" if name in needed else f", or pip uninstall {name}, which this run does not need"
+    return f"pip install --force-reinstall --no-deps {name}{unused}"
 
 
 def kernel_distributions(fast_paths: Sequence[FastPath], environment: Environment) -> frozenset[str]:

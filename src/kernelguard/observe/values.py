@@ -29,6 +29,28 @@ class GpuState(StrEnum):
     """Not looked at, or the worker died."""
 
 
+KERNEL_DISTRIBUTIONS = (
+    "apex",
+    "causal-conv1d",
+    "fla-core",
+    "flash-attn",
+    "flash-attn-3",
+    "flash-attn-4",
+    "flash-linear-attention",
+    "flash-qla",
+    "kernels",
+    "liger-kernel",
+    "mamba-ssm",
+    "nvidia-cutlass-dsl",
+    "quack-kernels",
+    "tilelang",
+    "torch",
+    "transformers",
+    "triton",
+)
+"""Distributions that hold kernels, or choose them: each one that is installed is part of a verdict and of a lock."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One GPU."""

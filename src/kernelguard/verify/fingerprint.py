@@ -11,30 +11,10 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from kernelguard.lock.record import parse_record, record_digest
-from kernelguard.observe.values import Distribution, Environment
+from kernelguard.observe.values import KERNEL_DISTRIBUTIONS, Distribution, Environment
 from kernelguard.verify.requests import ProbeRequest
 from kernelguard.verify.values import Fingerprint
 
-KERNEL_DISTRIBUTIONS = (
-    "apex",
-    "causal-conv1d",
-    "fla-core",
-    "flash-attn",
-    "flash-attn-3",
-    "flash-attn-4",
-    "flash-linear-attention",
-    "flash-qla",
-    "kernels",
-    "liger-kernel",
-    "mamba-ssm",
-    "nvidia-cutlass-dsl",
-    "quack-kernels",
-    "tilelang",
-    "torch",
-    "transformers",
-    "triton",
-)
-"""Every one of these that is installed is in a fingerprint, with its version."""
 _SWITCHES = ("FLA_", "TRITON_", "CAUSAL_CONV1D_", "MAMBA_", "FLASH_ATTENTION_", "FLASH_ATTN_")
 """Environment variables that decide which kernel runs or how it is compiled."""
 _LARGE_BYTES = 512 * 2**20
