@@ -6,6 +6,7 @@ Rows 10, 11 and 19 of the catalogue in docs/guard.md.
 from __future__ import annotations
 
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -49,8 +50,11 @@ class Recorder:
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         try:
-            self._profiler = torch.profiler.profile(activities=activities)
-            self._profiler.__enter__()
+            with warnings.catch_warnings():
+                # torch 2.11 says so of each one-cycle recording; whoever reads the log did not ask for it.
+                warnings.filterwarnings("ignore", message=".*Profiler clears events")
+                self._profiler = torch.profiler.profile(activities=activities)
+                self._profiler.__enter__()
         except (RuntimeError, TypeError) as error:
             return f"torch.profiler does not start: {error}"
         self.running = True
