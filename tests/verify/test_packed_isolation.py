@@ -21,6 +21,7 @@ from kernelguard.verify.values import SignalCheck
 pytestmark = pytest.mark.observed
 
 ALL = ("position_ids", "cu_seq_lens_q", "seq_idx")
+SIX = ("position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 SINGLE = tuple(((name,), "") for name in ALL)
 
 
@@ -78,11 +79,22 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[SignalCh
     live = "v.sum() - v.sum()"
     jobs["nan"] = ("5.24.0", touched(f"out + 0.0 * torch.sqrt({live})"), one, configs.QWEN3_5)
     jobs["varlen"] = ("5.24.0", packages.working(), signal_sets(ALL), configs.QWEN3_5, "varlen")
+    jobs["six names"] = ("5.24.0", packages.working(), signal_sets(SIX), configs.QWEN3_5, "varlen")
     jobs["unknown"] = ("5.24.0", {}, one, unknown)
     folder = tmp_path_factory.mktemp("isolation")
     with ThreadPoolExecutor(2) as pool:
         done = {name: pool.submit(check, folder / name, *job) for name, job in jobs.items()}
     return {name: job.result() for name, job in done.items()}
+
+
+def test_what_attention_takes_together_is_left_out_together(results: dict[str, list[SignalCheck]]) -> None:
+    """Each of the four alone would still be sent, and "without it" would be said of a run that had it."""
+    every, *rest = results["six names"]
+    assert every.isolated is True, every
+    assert {c.left_out: c.isolated for c in rest} == {
+        "position_ids": True, ", ".join(SIX[1:5]): False, "seq_idx": False,
+    }  # fmt: skip
+    assert [set(SIX) - set(c.signals) for c in rest] == [set(c.left_out.split(", ")) for c in rest]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

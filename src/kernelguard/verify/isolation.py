@@ -18,11 +18,16 @@ LENGTHS = (65, 64, 1, 200)
 """Around the edges of a chunk, and one sample of a single token."""
 
 
+_ONE_SIGNAL = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"})
+"""Attention takes these four together, so a run that sends one of them sends all, and leaves all out."""
+
+
 def signal_sets(signals: Sequence[str]) -> tuple[tuple[tuple[str, ...], str], ...]:
-    """The run's signals, and the same with each left out in turn: (signals, the one left out)."""
-    sets = [(tuple(signals), "")]
-    sets += [(tuple(s for s in signals if s != left_out), left_out) for left_out in signals]
-    return tuple(sets)
+    """The run's signals, and the same with each left out in turn: (signals, what was left out)."""
+    whole = tuple(s for s in signals if s in _ONE_SIGNAL)
+    groups = dict.fromkeys(whole if s in _ONE_SIGNAL else (s,) for s in signals)
+    left = [(tuple(s for s in signals if s not in group), ", ".join(group)) for group in groups]
+    return ((tuple(signals), ""), *left)
 
 
 def run_isolation(
