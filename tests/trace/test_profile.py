@@ -532,6 +532,17 @@ def test_a_recorded_step_on_fused_kernels_is_bound_by_its_products(name: str, bu
     assert fixes["Fuse what only moves bytes"] < 0.15, "the update's share is not counted twice"
 
 
+def test_a_step_of_two_ranks_hides_almost_all_of_its_communication() -> None:
+    """Eight layers on two H200s under FSDP2, of one rank; its NCCL kernels take 90 ms, and nearly all beside products."""
+    found = profile(RESULTS / "trace-two-gpus-h200.json.gz")
+    assert found.bound.cause is Cause.GEMM
+    assert 85e3 < found.communication < 95e3
+    assert 0.01 < found.exposed_communication / found.wall < 0.03
+    ran = {symbol for i in found.implementations for symbol in i.symbols}
+    assert {"chunk_gated_delta_rule", "varlen_attn", "FusedRMSNormGated", "packed_convolution"} <= ran
+    assert "causal_conv1d_fn" not in ran, "the trainer's own convolution ran in its place"
+
+
 def test_flash_qla_is_named_as_what_the_delta_rule_ran_on() -> None:
     found = profile(RESULTS / "trace-flash-qla-h200.json.gz")
     ran = {symbol: i for i in found.implementations for symbol in i.symbols}
