@@ -533,7 +533,7 @@ def test_a_recorded_step_on_fused_kernels_is_bound_by_its_products(name: str, bu
 
 
 def test_a_step_of_two_ranks_hides_almost_all_of_its_communication() -> None:
-    """Eight layers on two H200s under FSDP2, of one rank; its NCCL kernels take 90 ms, and nearly all beside products."""
+    """Eight layers on two H200s under FSDP2: NCCL kernels take 90 ms, nearly all of it beside products."""
     found = profile(RESULTS / "trace-two-gpus-h200.json.gz")
     assert found.bound.cause is Cause.GEMM
     assert 85e3 < found.communication < 95e3
