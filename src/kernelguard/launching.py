@@ -7,6 +7,7 @@ import io
 import math
 import zipfile
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -273,10 +274,8 @@ def _look(
 ) -> _Here:
     python = find_interpreter(request.python, environ)
     say(f"holding {python} against the lock")
-    lock_findings = check_lock(lock, Path(python), timeout=request.timeout)
     if config is None:
-        return _Here(python=python, lock_findings=lock_findings)
-    say("reading what the model is bound to")
+        return _Here(python=python, lock_findings=check_lock(lock, Path(python), timeout=request.timeout))
     asked = CheckRequest(
         model=str(config.source),
         python=Path(python),
@@ -284,7 +283,12 @@ def _look(
         level="import",
         timeout=request.timeout,
     )
-    check = run_check(asked, environ)
+    # One process there hashes files while another imports the model's code.
+    with ThreadPoolExecutor(1) as beside:
+        looking = beside.submit(run_check, asked, environ)
+        lock_findings = check_lock(lock, Path(python), timeout=request.timeout)
+        say("reading what the model is bound to")
+        check = looking.result()
     rules = {rule.id for rule in load_rules(matrices() / "rules.toml")}
     return _Here(
         python=python,
