@@ -160,7 +160,9 @@ def _causes(findings: Mapping[int, Finding], hosts: Mapping[int, str]) -> tuple[
             if rank not in about:
                 waited.setdefault((rank, found.step, found.text), []).append(found.rank)
     for (rank, step, limit), waiting in waited.items():
-        cause = f"{name(rank)} did not come to '{step}' within {limit}; {ranks_text(tuple(waiting))} waited for it"
+        cause = (
+            f"{name(rank)} did not get as far as '{step}' in {limit}, where {ranks_text(tuple(waiting))} waited for it"
+        )
         add([rank], cause, "late")
     for found in sorted(of("failed"), key=lambda found: not found.first):
         add([found.rank], f"{name(found.rank)} failed at {found.text}", "failed")

@@ -3,9 +3,10 @@
 Run by the observed interpreter as `python collective.py request.json result.jsonl`, one for each rank at the same time.
 Standard library and torch only. The ranks meet in a store that somebody else serves, so that it outlives any of them.
 
-A collective waits for every rank and names none. So each rank leaves a mark in the store before each step, and once its
-time is up a thread of its own reads who has not left the mark that this rank left last. Timeouts of torch and NCCL are
-longer than that and never decide: they differ between backends, and NCCL's ends the process.
+A collective waits for every rank and names none. So each rank leaves a mark in the store before each step and once it
+has begun it, and when its time is up a thread of its own reads who has not left the mark that this rank left last.
+Timeouts of torch and NCCL are longer than that and never decide: they differ between backends, and NCCL's ends the
+process.
 """
 # The same few path calls in every worker, without pathlib.
 # ruff: noqa: PTH100, PTH118, PTH120
@@ -131,14 +132,20 @@ class Deadline:
 class Checks:
     """The collectives of one rank, compared exactly."""
 
-    def __init__(self, torch: Any, device: Any, request: Any, out: Any) -> None:
-        self._torch, self._device, self._out = torch, device, out
+    def __init__(self, torch: Any, device: Any, request: Any, out: Any, marks: Marks) -> None:
+        self._torch, self._device, self._out, self._marks = torch, device, out, marks
         self._rank, self._world = int(request["rank"]), int(request["world"])
         self._bytes = int(request.get("bytes") or (_GPU_BYTES if device.type == "cuda" else _CPU_BYTES))
 
     def _numbers(self, count: int) -> Any:
         # Every sum of whole numbers below 2**53 is exact, in whatever order it is made.
         return self._torch.arange(count, device=self._device, dtype=self._torch.float64)
+
+    def _run(self, step: str, collective: Any, *tensors: Any) -> None:
+        """Begin it, say so, and wait: a rank that never gets into it is then not among those that wait in it."""
+        work = collective(*tensors, async_op=True)
+        self._marks.reach(f"{step} begun")
+        work.wait()
 
     def _compare(self, step: str, found: Any, expected: Any, part: int = 0) -> None:
         wrong = found != expected
@@ -154,21 +161,23 @@ class Checks:
         """Rank r gives i + r + 1."""
         n = self._world
         found = self._numbers(_PART) + (self._rank + 1)
-        dist.all_reduce(found)
+        self._run("all-reduce", dist.all_reduce, found)
         self._compare("all-reduce", found, self._numbers(_PART) * n + n * (n + 1) // 2)
 
     def all_gather(self, dist: Any) -> None:
         """Rank r gives the numbers from r * _PART on."""
         everything = self._numbers(_PART * self._world)
         found = self._torch.full_like(everything, -1.0)
-        dist.all_gather_into_tensor(found, self._numbers(_PART) + self._rank * _PART)
+        mine = self._numbers(_PART) + self._rank * _PART
+        self._run("all-gather", dist.all_gather_into_tensor, found, mine)
         self._compare("all-gather", found, everything, part=_PART)
 
     def reduce_scatter(self, dist: Any) -> None:
         """Rank r gives i + r + 1 for the whole, and gets the sum of its own part."""
         n = self._world
         found = self._torch.full_like(self._numbers(_PART), -1.0)
-        dist.reduce_scatter_tensor(found, self._numbers(_PART * n) + (self._rank + 1))
+        mine = self._numbers(_PART * n) + (self._rank + 1)
+        self._run("reduce-scatter", dist.reduce_scatter_tensor, found, mine)
         self._compare("reduce-scatter", found, (self._numbers(_PART) + self._rank * _PART) * n + n * (n + 1) // 2)
 
     def bandwidth(self, dist: Any) -> None:
@@ -181,16 +190,11 @@ class Checks:
         dtype = torch.bfloat16 if on_gpu else torch.float32
         values = torch.zeros(self._bytes // dtype.itemsize, device=self._device, dtype=dtype)
         values[self._rank :: self._world] = 1.0
-        seconds = []
-        for number in range(_WARM_UPS + _TIMED):
-            took = self._timed(dist, values)
-            if number == 0:
-                one = torch.ones(1, device=self._device, dtype=dtype)
-                self._compare("large all-reduce", values, one.expand_as(values))
-                # Zeros stay zeros, whatever is added up.
-                values.zero_()
-            if number >= _WARM_UPS:
-                seconds.append(took)
+        self._run("large all-reduce", dist.all_reduce, values)
+        self._compare("large all-reduce", values, torch.ones(1, device=self._device, dtype=dtype).expand_as(values))
+        # Zeros stay zeros, whatever is added up. The first warm-up was the one above.
+        values.zero_()
+        seconds = [self._timed(dist, values) for _ in range(_WARM_UPS - 1 + _TIMED)][-_TIMED:]
         size = values.numel() * values.element_size()
         self._out.write("bandwidth", bytes=size, seconds=statistics.median(seconds), times=seconds)
 
@@ -252,12 +256,12 @@ def main(request: dict[str, Any], out: Any) -> None:
         step = "join"
         marks.reach(step)
         out.write("group", backend=_join(dist, device, request, marks.store))
-        checks = Checks(torch, device, request, out)
+        checks = Checks(torch, device, request, out, marks)
         steps = (
             ("all-reduce", checks.all_reduce),
             ("all-gather", checks.all_gather),
             ("reduce-scatter", checks.reduce_scatter),
-            ("bandwidth", checks.bandwidth),
+            ("large all-reduce", checks.bandwidth),
         )
         for name, action in steps:
             step = name
