@@ -14,6 +14,12 @@ from kernelguard.guard.collectives import _own_address
 from kernelguard.guard.outcome import Outcome, RankState, describe, from_document, to_document
 from kernelguard.guard.ranks import Place
 
+NCCL = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled system error, NCCL 2.27.5
+ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
+Last error:
+socketStartConnect: Connect to 10.0.0.9<41234> failed : Connection refused
+Exception raised from create at NCCLUtils.cpp:94 (most recent call first):
+frame #0: c10::Error::Error"""
 CHECKS = ("all-reduce", "all-gather", "reduce-scatter", "large all-reduce")
 
 
@@ -161,6 +167,13 @@ RESULTS: dict[str, tuple[ChildResult, str, str]] = {
         "failed",
         "join: RuntimeError: x",
     ),
+    "ended by torch": (
+        ran(
+            finished=False, returncode=-6, died_at="all-reduce begun", output=f"x\n  what():  [Rank 1] watchdog: {NCCL}"
+        ),
+        "failed",
+        "all-reduce begun: socketStartConnect: Connect to 10.0.0.9<41234> failed : Connection refused",
+    ),
     "nonsense": (ran({"kind": "check"}), "ended", "makes no sense"),
 }
 
@@ -179,14 +192,6 @@ def test_a_report_that_makes_no_sense_is_never_a_pass(changes: dict[str, Any]) -
     found = Finding.from_document({**right(0).to_document(), **changes}, rank=0)
     assert found.state == "ended"
     assert "makes no sense" in found.text
-
-
-NCCL = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled system error, NCCL 2.27.5
-ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
-Last error:
-socketStartConnect: Connect to 10.0.0.9<41234> failed : Connection refused
-Exception raised from create at NCCLUtils.cpp:94 (most recent call first):
-frame #0: c10::Error::Error"""
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,10 @@ def _read(rank: int, result: ChildResult) -> Finding:
     if error is not None:
         text = f"{error['where']}: {error['type']}: {last_said(str(error['text']))}"
         return Finding(rank=rank, state="failed", text=text, step=str(error["where"]), first=error.get("first") is True)
+    _, ended_by, last = result.output.partition("what():")
+    if result.signal == "SIGABRT" and ended_by:
+        # Torch ends a process like this when NCCL fails, also where it was another rank that died.
+        return Finding(rank=rank, state="failed", text=f"{step}: {last_said(last)}", step=step)
     if not result.finished:
         return Finding(rank=rank, state="ended", text=result.ending(), step=step)
     group, measured = next(result.of_kind("group"), None), next(result.of_kind("bandwidth"), None)
