@@ -153,11 +153,11 @@ def test_wrong_numbers_start_nothing(fault: str, env: Interpreter, base: tickets
     assert causes[0].startswith(f"rank 0 on {HOST} got wrong numbers: "), causes
     if fault == "wrong":
         assert (
-            "all-gather: 1 of 8198 numbers are wrong, the first is 4105 and should be 4104, in the part of rank 1"
+            "all-gather: 1 of 8198 numbers are wrong, one is 4105 and should be 4104, in the part of rank 1"
             in (causes[0])
         )
     else:
-        assert "large all-reduce: 1 of 1048576 numbers are wrong, the first is 2 and should be 1" in causes[0]
+        assert "large all-reduce: 1 of 1048576 numbers are wrong, one is 2 and should be 1" in causes[0]
     assert "cannot be told from here" in causes[-1]
 
 

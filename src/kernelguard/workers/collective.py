@@ -151,9 +151,9 @@ class Checks:
         wrong = found != expected
         count, text, parts = int(wrong.sum()), "", []
         if count:
-            first = int(wrong.to(self._torch.uint8).argmax())
-            text = f"{count} of {found.numel()} numbers are wrong, the first is {float(found[first]):g}"
-            text += f" and should be {float(expected[first]):g}"
+            one = int(wrong.to(self._torch.uint8).argmax())
+            text = f"{count} of {found.numel()} numbers are wrong, one is {float(found[one]):g}"
+            text += f" and should be {float(expected[one]):g}"
             parts = sorted({index // part for index in wrong.nonzero().flatten().tolist()}) if part else []
         self._out.write("check", step=step, wrong=text, parts=parts)
 
