@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,6 +139,33 @@ def test_a_rank_that_hangs_ends_all_of_them_in_time(
     ended = sabotaged(env, base, tmp_path, fault)
     assert ended.outcome["causes"][0].startswith(HANGS[fault]), json.dumps(ended.outcome, indent=1)
     assert ended.outcome["ranks"][1]["state"] == "unknown"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("rank", [1, 0])
+def test_a_rank_that_is_killed_beside_its_collectives(
+    rank: int, env: Interpreter, base: tickets.Ticket, tmp_path: Path
+) -> None:
+    """Its preflight and its worker go with it; rank 0 takes the store along."""
+    front = group.write(tmp_path / "front", {"sitecustomize.py": SABOTAGE})
+    variables = {rank: {"PYTHONPATH": str(front), "COLLECTIVE_FAULT": "hangs"}}
+    limits = replace(group.QUICK, collective_s=25.0)
+
+    def kill(processes: dict[int, subprocess.Popen[str]]) -> None:
+        # Both have read the first outcome: before that, a store that goes is a node's fault.
+        for process in processes.values():
+            group.wait_for_child(process.pid, "station.py", "/workers/collective.py")
+        processes[rank].kill()
+
+    ticket = replace(base, run_dir=str(tmp_path / "run"), deadlines=limits)
+    ended = group.run_group(env, ticket, tmp_path, variables=variables, during=kill)
+    assert ended.codes == {rank: -signal.SIGKILL, 1 - rank: 3}, ended.err
+    told = " ".join([ended.outcome["summary"], *ended.outcome["causes"]])
+    assert (
+        ("rank 1 on" in told and "did not report in time" in told) if rank else "rank 0, which serves it, has" in told
+    )
+    assert ended.seconds < limits.total_s + SLACK_S
+    assert group.processes_in(tmp_path) == []
 
 
 @pytest.mark.thorough

@@ -43,6 +43,7 @@ from kernelguard.guard.ranks import Place, read_place, visible_device
 from kernelguard.guard.ticket import (
     CODE_CONFIGURATION,
     CODE_NODE,
+    CODE_UNKNOWN,
     VARIABLE,
     Deadlines,
     Ticket,
@@ -94,10 +95,12 @@ class Station:
             outcome, here, together = self._agree(meeting)
             if together:
                 self.say(stage="collectives")
-                device = self.ticket.device if self.ticket is not None else "cpu"
-                outcome, here = check_collectives(
-                    meeting, self.place, outcome, device=device, limits=self.limits, since=self._watch
-                )
+                try:
+                    outcome, here = self._together(meeting, outcome)
+                except MeetingError as error:
+                    # As for a rank that is silent then: every rank had reported, so no node is known to be at fault.
+                    whose = "the launcher's agent" if self.place.agent_store else "rank 0"
+                    return self._alone(CODE_UNKNOWN, f"collectives: {error}; {whose}, which serves it, has ended")
             self._tell(outcome)
             self.say(stage="leave the other ranks")
             meeting.leave(here, limit_s=self.limits.verdict_s)
@@ -175,6 +178,10 @@ class Station:
         if not found:
             raise MeetingError("the outcome that was written to the store is not there")
         return self._read(found["outcome"])
+
+    def _together(self, meeting: Meeting, go: Outcome) -> tuple[Outcome, list[int]]:
+        device = self.ticket.device if self.ticket is not None else "cpu"
+        return check_collectives(meeting, self.place, go, device=device, limits=self.limits, since=self._watch)
 
     def _read(self, document: dict[str, Any]) -> tuple[Outcome, list[int], bool]:
         here = [int(rank) for rank in document.get("here", ())]
