@@ -197,7 +197,8 @@ def test_torchrun_starts_the_ranks_and_its_own_store_is_used(
         "dist.init_process_group('gloo')\n"
         "x = torch.ones(1)\n"
         "dist.all_reduce(x)\n"
-        "print('sum', int(x))\n"
+        # Both write to one pipe, and print writes each of its arguments by itself where nothing is buffered.
+        "print(f'sum {int(x)}')\n"
         "dist.destroy_process_group()\n"
     )
     ticket = replace(base, run_dir=str(tmp_path / "run"))
