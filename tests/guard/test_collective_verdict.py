@@ -116,6 +116,12 @@ CASES: dict[str, tuple[tuple[Finding, ...], int, str, list[str]]] = {
         "rank 3 on node-1 did not get as far as 'join' in 20 s, where ranks 0-2 waited for it",
         ["ok", "ok", "ok", "unknown"],
     ),
+    "the reason of a rank that failed, and not that others waited for it": (
+        (LATE, Finding(rank=1, state="failed", text="join: RuntimeError: no route", first=True)),
+        2,
+        "rank 1 on node-0 failed at join: RuntimeError: no route",
+        ["ok", "unknown"],
+    ),
     "nobody is missing and nobody gets through": (
         (replace(LATE, behind=()), replace(LATE, rank=1, behind=())),
         2,

@@ -154,6 +154,8 @@ def _causes(findings: Mapping[int, Finding], hosts: Mapping[int, str]) -> tuple[
             add([rank], f"{name(rank)} did not report in time: it died or hangs", "silent")
     for found in of("ended"):
         add([found.rank], f"{name(found.rank)} {found.text}", "ended")
+    for found in sorted(of("failed"), key=lambda found: not found.first):
+        add([found.rank], f"{name(found.rank)} failed at {found.text}", "failed")
     late = of("late")
     for found in late:
         if found.step in _ALONE:
@@ -168,8 +170,6 @@ def _causes(findings: Mapping[int, Finding], hosts: Mapping[int, str]) -> tuple[
             f"{name(rank)} did not get as far as '{step}' in {limit}, where {ranks_text(tuple(waiting))} waited for it"
         )
         add([rank], cause, "late")
-    for found in sorted(of("failed"), key=lambda found: not found.first):
-        add([found.rank], f"{name(found.rank)} failed at {found.text}", "failed")
     if late and not causes:
         for step, limit in dict.fromkeys((found.step, found.text) for found in late):
             ranks = tuple(found.rank for found in late if found.step == step)

@@ -135,7 +135,7 @@ class Checks:
     def __init__(self, torch: Any, device: Any, request: Any, out: Any, marks: Marks) -> None:
         self._torch, self._device, self._out, self._marks = torch, device, out, marks
         self._rank, self._world = int(request["rank"]), int(request["world"])
-        self._bytes = int(request.get("bytes") or (_GPU_BYTES if device.type == "cuda" else _CPU_BYTES))
+        self._bytes = _GPU_BYTES if device.type == "cuda" else _CPU_BYTES
 
     def _numbers(self, count: int) -> Any:
         # Every sum of whole numbers below 2**53 is exact, in whatever order it is made.
