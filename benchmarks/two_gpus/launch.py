@@ -258,7 +258,7 @@ class Bench:
             self.found[name]["outcome"] = f"{type(error).__name__}: {error}"
             self.right = False
             return {}
-        kept = ("code", "summary", "seconds", "timings", "nodes_at_fault", "causes", "noted")
+        kept = ("code", "summary", "seconds", "timings", "nodes_at_fault", "causes", "noted", "collectives")
         self.found[name]["outcome"] = {key: outcome[key] for key in kept if key in outcome}
         for path in run_dir.glob("*attestation.json"):
             shutil.copy(path, self.given.out / f"attestation-{name}.json")

@@ -46,7 +46,9 @@ def attest(ticket: Ticket = TICKET, **changes: Any) -> dict[str, Any]:
 
 def test_it_says_what_ran_and_why() -> None:
     seconds = {"total": 31.5, "probes": 12.0}
-    document = attest(stage="step 1", kernels={"chunk_gated_delta_rule": ("b_kernel", "a_kernel")}, seconds=seconds)
+    kernels = {"chunk_gated_delta_rule": ("b_kernel", "a_kernel")}
+    reduced = {"world_size": 2, "backend": "nccl", "bytes": 8, "seconds": 0.1, "bus_gb_per_s": {"slowest": 1.0}}
+    document = attest(stage="step 1", kernels=kernels, seconds=seconds, collectives=reduced)
     jsonschema.validate(document, json.loads(data.schema("attestation").read_text()))
     assert document["lock"]["digest"] == TICKET.lock.digest
     assert document["verdict"]["level"] == "gpu"
@@ -60,6 +62,7 @@ def test_it_says_what_ran_and_why() -> None:
     assert document["stage"] == "step 1"
     assert document["world_size"] == 2
     assert document["preflight_seconds"] == {"total": 31.5, "probes": 12.0}
+    assert document["collectives"] == reduced
 
 
 def test_it_is_written_whole_and_found_from_a_checkpoint(tmp_path: Path) -> None:

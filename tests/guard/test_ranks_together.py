@@ -48,7 +48,7 @@ def test_equal_ranks_start_and_the_script_finds_a_process_in_which_nothing_was_i
     assert [row["state"] for row in ended.outcome["ranks"]] == ["ok", "ok"]
     assert ended.err.count("kernelguard: go") == 1
     taken = json.loads((tmp_path / "run" / NAME).read_text())["preflight_seconds"]
-    assert set(taken) == {"total", "meet", "fingerprint", "probes"}
+    assert set(taken) == {"total", "meet", "fingerprint", "probes", "collectives"}
     assert f"after {taken['total']:.1f} s (of the slowest rank: " in ended.err
     told = json.loads((tmp_path / "run/ranks/1.json").read_text())
     assert told["passed"] == ["Triton cache", "probe of causal_conv1d_fn"]
@@ -197,7 +197,8 @@ def test_torchrun_starts_the_ranks_and_its_own_store_is_used(
         "dist.init_process_group('gloo')\n"
         "x = torch.ones(1)\n"
         "dist.all_reduce(x)\n"
-        "print('sum', int(x))\n"
+        # Both write to one pipe, and print writes each of its arguments by itself where nothing is buffered.
+        "print(f'sum {int(x)}')\n"
         "dist.destroy_process_group()\n"
     )
     ticket = replace(base, run_dir=str(tmp_path / "run"))

@@ -123,6 +123,8 @@ def test_two_equal_ranks_train_save_when_told_to_stop_and_leave_an_attestation(
     assert attestation["verdict"]["level"] == "interpreted"
     assert attestation["fields"]["version of fla-core"] == "0.6.0"
     assert attestation["preflight_seconds"]["total"] > attestation["preflight_seconds"]["probes"] > 0
+    assert attestation["collectives"]["backend"] == "gloo"
+    assert attestation["collectives"]["world_size"] == 2
     written = [p for p in run_dir.rglob("*") if p.is_file() and "site" not in p.relative_to(run_dir).parts]
     assert len(written) >= 4
     for path in written:

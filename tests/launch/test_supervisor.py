@@ -42,7 +42,7 @@ class Run:
             run_dir=str(folder),
             level="interpreted",
             model=Model("", "float32"),
-            deadlines=Deadlines(rendezvous_s=1, fingerprint_s=1, probe_s=1, verdict_s=1),
+            deadlines=Deadlines(rendezvous_s=1, fingerprint_s=1, probe_s=1, verdict_s=1, collective_s=1),
         )
         self.process: subprocess.Popen[str] | None = None
 

@@ -1,4 +1,4 @@
-"""Workers run in interpreters that have nothing of kernelguard: these four need the standard library alone."""
+"""Workers run in interpreters that have nothing of kernelguard: these five need the standard library alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import kernelguard.workers
 
 FOLDER = Path(kernelguard.workers.__file__).parent
-WORKERS = ("environment", "gpu", "importer", "bindings")
+WORKERS = ("environment", "gpu", "importer", "bindings", "collective")
 # What is under test; a worker may ask for it by name, and has to live without it.
 _UNDER_TEST = {"torch", "transformers"}
 _REQUESTS: dict[str, dict[str, Any]] = {
@@ -24,6 +24,7 @@ _REQUESTS: dict[str, dict[str, Any]] = {
     "gpu": {},
     "importer": {"modules": [{"module": "json", "symbols": ["dumps", "gone"]}], "limit_s": 30},
     "bindings": {"modules": [], "sites": [], "gates": [], "config": None, "build_s": 5},
+    "collective": {"rank": 0, "world": 2, "host": "127.0.0.1", "port": 1, "device": "cpu", "budget_s": 30},
 }
 _PYTHONS = sorted({path for minor in range(9, 16) if (path := shutil.which(f"python3.{minor}"))} | {sys.executable})
 

@@ -21,9 +21,10 @@ def current(
     bound: Mapping[str, str] | None = None,
     kernels: Mapping[str, tuple[str, ...]] | None = None,
     fields: Mapping[str, str] | None = None,
-    seconds: Mapping[str, float] | None = None,
+    outcome: Outcome | None = None,
 ) -> dict[str, Any]:
-    """The attestation of this run as far as it is known; fields and seconds are those of the preflight."""
+    """The attestation of this run as far as it is known; fields and outcome are those of the preflight."""
+    agreed = _agreed(ticket) if outcome is None else outcome
     return attestation.build(
         ticket,
         _fields(ticket) if fields is None else fields,
@@ -31,7 +32,8 @@ def current(
         world_size=int(os.environ.get("WORLD_SIZE", "1") or 1),
         bound=bound,
         kernels=kernels,
-        seconds=_seconds(ticket) if seconds is None else seconds,
+        seconds=None if agreed is None else preflight_seconds(agreed),
+        collectives=None if agreed is None else agreed.collectives,
         stage=stage,
     )
 
@@ -46,11 +48,11 @@ def _fields(ticket: Ticket) -> dict[str, str]:
         return {}
 
 
-def _seconds(ticket: Ticket) -> dict[str, float]:
+def _agreed(ticket: Ticket) -> Outcome | None:
     try:
-        return preflight_seconds(from_document(json.loads((Path(ticket.run_dir) / "outcome.json").read_text("utf-8"))))
+        return from_document(json.loads((Path(ticket.run_dir) / "outcome.json").read_text("utf-8")))
     except (OSError, ValueError):
-        return {}
+        return None
 
 
 def preflight_seconds(outcome: Outcome) -> dict[str, float]:

@@ -59,6 +59,7 @@ def build(
     bound: Mapping[str, str] | None = None,
     kernels: Mapping[str, Sequence[str]] | None = None,
     seconds: Mapping[str, float] | None = None,
+    collectives: Mapping[str, Any] | None = None,
     stage: str = "preflight",
 ) -> dict[str, Any]:
     """The attestation of a run.
@@ -72,6 +73,7 @@ def build(
         bound: What the live model is really bound to, by fast path, once it was built.
         kernels: GPU kernels that step 1 ran, by fast path, once it was done.
         seconds: What the preflight took, `total` and by step, in the slowest rank.
+        collectives: What the ranks' collectives did in the preflight.
         stage: How much of this has been seen: `preflight`, `model` or `step 1`.
     """
     shown = shown_variables(os.environ if environ is None else environ)
@@ -95,6 +97,7 @@ def build(
         "bound": {name: masked(value) for name, value in sorted((bound or {}).items())},
         "kernels": {name: sorted(found) for name, found in sorted((kernels or {}).items())},
         "preflight_seconds": dict(seconds or {}),
+        "collectives": dict(collectives or {}),
         "script": list(shown_arguments(tuple(argv))),
         "variables": shown,
     }

@@ -69,6 +69,8 @@ class Outcome:
     """What to know, one sentence each; none of it refuses."""
     timings: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each step, of the slowest rank."""
+    collectives: Mapping[str, Any] = field(default_factory=dict)
+    """World size, backend, and what a large all-reduce took (`guard/collective_verdict.py`); empty: not measured."""
 
 
 def to_document(outcome: Outcome) -> dict[str, Any]:
@@ -107,6 +109,7 @@ def from_document(document: Mapping[str, Any]) -> Outcome:
             causes=tuple(document.get("causes", ())),
             noted=tuple(document.get("noted", ())),
             timings=dict(document.get("timings", {})),
+            collectives=dict(document.get("collectives", {})),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"this is no outcome: {type(error).__name__}: {error}") from error
@@ -127,6 +130,8 @@ def describe(outcome: Outcome) -> str:
     lines += [f"  note: {note}" for note in outcome.noted]
     if outcome.timings:
         steps = ", ".join(f"{name} {seconds:.1f}" for name, seconds in outcome.timings.items())
+        if outcome.collectives:
+            steps += f"; all-reduce at {outcome.collectives['bus_gb_per_s']['slowest']:.3g} GB/s"
         lines.append(f"  after {outcome.seconds:.1f} s (of the slowest rank: {steps})")
     return "\n".join(lines)
 

@@ -27,6 +27,7 @@ from typing import Any
 from kernelguard.guard import attest, attestation
 from kernelguard.guard.checks import run_checks
 from kernelguard.guard.children import Stopwatch, end_all
+from kernelguard.guard.collectives import check_collectives
 from kernelguard.guard.fingerprint import Report, read_fingerprint
 from kernelguard.guard.meeting import Meeting, MeetingError
 from kernelguard.guard.outcome import (
@@ -42,6 +43,7 @@ from kernelguard.guard.ranks import Place, read_place, visible_device
 from kernelguard.guard.ticket import (
     CODE_CONFIGURATION,
     CODE_NODE,
+    CODE_UNKNOWN,
     VARIABLE,
     Deadlines,
     Ticket,
@@ -90,7 +92,15 @@ class Station:
             self._finish_looking(looking)
             self.say(stage="tell the other ranks")
             meeting.put(f"report/{self.place.rank}", self.report.to_document())
-            outcome, here = self._agree(meeting)
+            outcome, here, together = self._agree(meeting)
+            if together:
+                self.say(stage="collectives")
+                try:
+                    outcome, here = self._together(meeting, outcome)
+                except MeetingError as error:
+                    # As for a rank that is silent then: every rank had reported, so no node is known to be at fault.
+                    whose = "the launcher's agent" if self.place.agent_store else "rank 0"
+                    return self._alone(CODE_UNKNOWN, f"collectives: {error}; {whose}, which serves it, has ended")
             self._tell(outcome)
             self.say(stage="leave the other ranks")
             meeting.leave(here, limit_s=self.limits.verdict_s)
@@ -127,11 +137,14 @@ class Station:
             self.report.unknown.append(f"the fingerprint and the probes were not done within {limit:g} s")
         write_json(Path(self.run_dir or os.devnull) / "ranks" / f"{self.place.rank}.json", self.report.to_document())
 
-    def _agree(self, meeting: Meeting) -> tuple[Outcome, list[int]]:
-        """The outcome that the first of the ranks to decide has written, and who has reported and will read it."""
+    def _agree(self, meeting: Meeting) -> tuple[Outcome, list[int], bool]:
+        """The outcome that the first of the ranks to decide has written, and who has reported and will read it.
+
+        The last value: every rank may start as far as it alone is concerned, and collectives are still to be tried.
+        """
         if self.place.rank != 0:
             # Rank 0 decides. When it does not, everybody may: the first answer holds.
-            patience = self._watch.left(self.limits.total_s)
+            patience = self._watch.left(self.limits.alone_s)
             found = meeting.wait_for(["outcome"], limit_s=patience)
             if found:
                 return self._read(found["outcome"])
@@ -157,14 +170,22 @@ class Station:
                 except (ValueError, TypeError) as error:
                     reports[rank] = Report(rank=rank, host=arrival.host, node=arrival.node)
                     reports[rank].unknown.append(f"its report makes no sense: {error}")
-        meeting.put_first("outcome", {**to_document(self._judge(arrivals, reports)), "here": sorted(reports)})
+        judged = self._judge(arrivals, reports)
+        # Without a ticket nothing of the training is known, its backend included.
+        together = judged.code == 0 and self.ticket is not None
+        meeting.put_first("outcome", {**to_document(judged), "here": sorted(reports), "together": together})
         found = meeting.wait_for(["outcome"], limit_s=self.limits.verdict_s)
         if not found:
             raise MeetingError("the outcome that was written to the store is not there")
         return self._read(found["outcome"])
 
-    def _read(self, document: dict[str, Any]) -> tuple[Outcome, list[int]]:
-        return from_document(document), [int(rank) for rank in document.get("here", ())]
+    def _together(self, meeting: Meeting, go: Outcome) -> tuple[Outcome, list[int]]:
+        device = self.ticket.device if self.ticket is not None else "cpu"
+        return check_collectives(meeting, self.place, go, device=device, limits=self.limits, since=self._watch)
+
+    def _read(self, document: dict[str, Any]) -> tuple[Outcome, list[int], bool]:
+        here = [int(rank) for rank in document.get("here", ())]
+        return from_document(document), here, document.get("together") is True
 
     def _judge(self, arrivals: dict[int, Arrival], reports: dict[int, Report]) -> Outcome:
         return judge(
@@ -199,8 +220,7 @@ class Station:
             print(describe(outcome), file=sys.stderr, flush=True)
         if outcome.code == 0 and self.ticket is not None and self.place.rank == 0:
             fields = {**self.report.fields, **self.report.hardware}
-            seconds = attest.preflight_seconds(outcome)
-            document = attest.current(self.ticket, stage="preflight", fields=fields, seconds=seconds)
+            document = attest.current(self.ticket, stage="preflight", fields=fields, outcome=outcome)
             attestation.write(document, self.run_dir)
         # Where no disk is shared, each node's supervisor has to hear of it.
         loud = self.ticket is not None and outcome.code != 0 and (first or self.place.local_rank == 0)

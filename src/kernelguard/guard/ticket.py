@@ -47,11 +47,18 @@ class Deadlines:
     probe_s: float = 120.0
     verdict_s: float = 30.0
     """For ranks to tell each other what they found."""
+    collective_s: float = 120.0
+    """For the collectives that the ranks try together, joining included."""
+
+    @property
+    def alone_s(self) -> float:
+        """The longest until the ranks have agreed on what each found by itself."""
+        return self.rendezvous_s + self.fingerprint_s + self.probe_s + self.verdict_s
 
     @property
     def total_s(self) -> float:
         """The longest that a preflight can take before every rank has ended or gone on."""
-        return self.rendezvous_s + self.fingerprint_s + self.probe_s + self.verdict_s
+        return self.alone_s + self.collective_s + self.verdict_s
 
 
 @dataclass(frozen=True)
@@ -270,7 +277,7 @@ def _document(reader: Reader, document: Mapping[str, Any], key: str) -> Document
 
 def _deadlines(reader: Reader, row: Mapping[str, Any]) -> Deadlines:
     standard = Deadlines()
-    names = ("rendezvous_s", "fingerprint_s", "probe_s", "verdict_s")
+    names = ("rendezvous_s", "fingerprint_s", "probe_s", "verdict_s", "collective_s")
     return Deadlines(**{n: reader.seconds(row, n, "deadlines.", getattr(standard, n)) for n in names})
 
 

@@ -272,7 +272,7 @@ def _attestations(a: Gathered, b: Gathered) -> Iterator[Change]:
 def _attested(document: Mapping[str, Any]) -> Facts:
     for name, value in flat(document):
         area = name.split(" ", 1)[0]
-        if area in {"written", "preflight_seconds"}:
+        if area in {"written", "preflight_seconds", "collectives"}:
             continue
         binding = area in {"bound", "kernels", "admission", "level", "verdict", "stage"}
         fields = Suspicion.STACK if area in {"fields", "image", "lock"} else Suspicion.OTHER
