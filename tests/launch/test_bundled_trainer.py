@@ -49,9 +49,9 @@ class Prepared:
     def command(self, *words: str | Path) -> Command:
         return Command(*words, "--python", self.python, "--intent", self.folder / "intent.toml", env=INTERPRETED)
 
-    def launch(self, run_dir: Path, *settings: str) -> Command:
+    def launch(self, run_dir: Path, *settings: str, level: str = "interpreted") -> Command:
         fixed = ["launch", self.folder / "k.lock", "--verdict", self.folder / "k.verdict.json", "--python", self.python]
-        options = ["--test-only-accept-level", "interpreted", "--processes", "2", "--run-dir", run_dir]
+        options = ["--test-only-accept-level", level, "--processes", "2", "--run-dir", run_dir]
         return Command(
             *fixed, *options, "--", "-m", "kernelguard_train", f"model.path={self.folder / 'model' / 'config.json'}",
             "model.init=random", "model.compute_dtype=float32", "model.kernels=fused", "model.fused=on",
@@ -107,15 +107,8 @@ def test_the_trainer_runs_on_what_was_verified_and_the_guard_sees_it(prepared: P
     assert attestation["intent"]["own_convolution"] == "True"
 
 
-def test_a_convolution_that_the_verdict_does_not_hold_is_not_taken(prepared: Prepared, tmp_path: Path) -> None:
+def test_a_convolution_that_no_probe_of_the_ticket_holds_is_not_taken(prepared: Prepared, tmp_path: Path) -> None:
     """As after a verification in an image that the trainer was not on yet: it takes the model's, which is verified."""
-    path = prepared.folder / "k.verdict.json"
-    verdict = json.loads(path.read_text())
-    without = [probe for probe in verdict["probes"] if probe["symbol"] != "packed_convolution"]
-    path.write_text(json.dumps({**verdict, "probes": without}))
-    try:
-        done = prepared.launch(tmp_path / "run", "train.steps=1", "checkpoint.at_end=false")
-    finally:
-        path.write_text(json.dumps(verdict))
+    done = prepared.launch(tmp_path / "run", "train.steps=1", "checkpoint.at_end=false", level="import")
     assert done.code == 0, done.out + done.err
     assert "gated delta layers without repeated heads, 0 with the trainer's own convolution" in done.out + done.err

@@ -115,7 +115,8 @@ def test_the_factors_leave_room_for_right_kernels_and_for_nothing_else(verdicts:
 def test_recorded_kernel_names_are_those_of_the_measurement(verdicts: dict[str, Verdict]) -> None:
     """Each row of matrices/traces that says it was recorded has a kernel in the document that it names."""
     rows = [row for row in load_names() if row.recorded]
-    assert {row.package for row in rows} == {"fla", "flash_qla", "causal_conv1d", "liger_kernel", "torch"}
+    packages = {"fla", "flash_qla", "causal_conv1d", "liger_kernel", "torch", "kernelguard_train"}
+    assert {row.package for row in rows} == packages
     for row in rows:
         if row.package == "flash_qla":
             ran = {run.name for run in read_trace(RESULTS / "trace-flash-qla-h200.json.gz").kernels}
