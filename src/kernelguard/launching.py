@@ -72,6 +72,7 @@ class Request:
     name: str | None = None
     warm_cache: Path | None = None
     probe_s: float | None = None
+    collective_s: float = 120.0
     rendezvous_s: float = 90.0
     timeout: float = 300.0
 
@@ -322,6 +323,11 @@ def _engine(request: Request) -> Engine:
         raise InputError("nodes and processes are counted from 1", hint="--nodes 1")
     if request.max_restarts < 0:
         raise InputError(f"--max-restarts is {request.max_restarts}, but must be 0 or more", hint="--max-restarts 0")
+    if not (math.isfinite(request.collective_s) and 0 <= request.collective_s < 86_400):
+        raise InputError(
+            f"--collectives is {request.collective_s:g}, but must be seconds from 0, less than a day",
+            hint="--collectives 120, or 0 for none",
+        )
     if not (math.isfinite(request.stop_within_s) and request.stop_within_s >= 0):
         raise InputError(
             f"--stop-within is {request.stop_within_s:g}, but must be seconds from 0", hint="--stop-within 600"
@@ -389,7 +395,7 @@ def _facts(reference: str, environ: Mapping[str, str]) -> ImageFacts | None:
 def _deadlines(request: Request) -> Deadlines:
     # A cold Triton cache compiles for minutes; with a warm one a probe is over in seconds.
     probe_s = request.probe_s or (120.0 if request.warm_cache is not None else 600.0)
-    return replace(Deadlines(), rendezvous_s=request.rendezvous_s, probe_s=probe_s)
+    return replace(Deadlines(), rendezvous_s=request.rendezvous_s, probe_s=probe_s, collective_s=request.collective_s)
 
 
 def _gpus(here: _Here) -> int:

@@ -104,7 +104,7 @@ CONVOLUTION: dict[str, Any] = {
          "packed": True, "state": False, "repeats": 1, "force": False, "batch": 1, "pin": None},
     ],
 }  # fmt: skip
-QUICK = tickets.Deadlines(rendezvous_s=40.0, fingerprint_s=40.0, probe_s=40.0, verdict_s=10.0, collective_s=60.0)
+QUICK = tickets.Deadlines(rendezvous_s=40.0, fingerprint_s=40.0, probe_s=40.0, verdict_s=10.0, collective_s=0.0)
 
 
 def make_interpreter(prefix: Path, version: str | None, packages: Mapping[str, str]) -> Interpreter:

@@ -34,6 +34,8 @@ if b"/workers/collective.py" in open("/proc/self/cmdline", "rb").read():
     def all_reduce(values, *args, **kwargs):
         if fault == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "hangs":
+            time.sleep(600)
         if fault == "stops":
             os.kill(os.getpid(), signal.SIGSTOP)
         if fault == "raises":
@@ -60,7 +62,8 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Interpreter:
 
 @pytest.fixture(scope="module")
 def base(env: Interpreter, tmp_path_factory: pytest.TempPathFactory) -> tickets.Ticket:
-    return group.make_ticket(env, tmp_path_factory.mktemp("base"))
+    limits = replace(group.QUICK, collective_s=60.0)
+    return group.make_ticket(env, tmp_path_factory.mktemp("base"), deadlines=limits)
 
 
 def sabotaged(

@@ -49,15 +49,15 @@ class Prepared:
     def command(self, *words: str | Path) -> Command:
         return Command(*words, "--python", self.python, "--intent", self.folder / "intent.toml", env=INTERPRETED)
 
-    def launch(self, run_dir: Path, *settings: str, level: str = "interpreted") -> Command:
+    def launch(self, run_dir: Path) -> Command:
         fixed = ["launch", self.folder / "k.lock", "--verdict", self.folder / "k.verdict.json", "--python", self.python]
-        options = ["--test-only-accept-level", level, "--processes", "2", "--run-dir", run_dir]
+        options = ["--test-only-accept-level", "interpreted", "--processes", "2", "--run-dir", run_dir]
         return Command(
             *fixed, *options, "--", "-m", "kernelguard_train", f"model.path={self.folder / 'model' / 'config.json'}",
             "model.init=random", "model.compute_dtype=float32", "model.kernels=fused", "model.fused=on",
             "model.attention=sdpa", "data.path=synthetic", "data.synthetic_samples=500", "batch.tokens=128",
-            f"train.output={run_dir}-out", "train.steps=2", "train.device=cpu", "checkpoint.every=0",
-            "checkpoint.at_end=true", "checkpoint.export=false", "report.progress=false", *settings,
+            f"train.output={run_dir}-out", "train.steps=1", "train.device=cpu", "checkpoint.every=0",
+            "checkpoint.at_end=true", "checkpoint.export=false", "report.progress=false",
             env=INTERPRETED,
         )  # fmt: skip
 
@@ -82,7 +82,7 @@ def prepared() -> Prepared:
         locked = made.command("lock", config, "--record", "-o", folder / "k.lock")
         assert locked.code == 0, locked.out + locked.err
         verified = made.command(
-            "verify", config, "--level", "interpreted", "--length", "128", "-o", folder / "k.verdict.json"
+            "verify", config, "--level", "interpreted", "--length", "64", "-o", folder / "k.verdict.json"
         )
         assert verified.code == 3, verified.out + verified.err  # without a GPU it is never a pass
     return made
@@ -100,15 +100,8 @@ def test_the_trainer_runs_on_what_was_verified_and_the_guard_sees_it(prepared: P
     assert "gated delta layers without repeated heads, 1 with the trainer's own convolution" in said
     assert "after step 1 the model is as it was admitted" in said
     steps = (tmp_path / "run-out" / "steps.jsonl").read_text().splitlines()
-    assert len(steps) == 2
+    assert len(steps) == 1
     (checkpoint,) = (tmp_path / "run-out" / "checkpoints").glob("step-*")
     attestation = json.loads((checkpoint / "kernelguard-attestation.json").read_text())
     assert attestation["bound"]["causal_conv1d_fn in modeling_qwen3_5"] == "package causal_conv1d.causal_conv1d_fn"
     assert attestation["intent"]["own_convolution"] == "True"
-
-
-def test_a_convolution_that_no_probe_of_the_ticket_holds_is_not_taken(prepared: Prepared, tmp_path: Path) -> None:
-    """As after a verification in an image that the trainer was not on yet: it takes the model's, which is verified."""
-    done = prepared.launch(tmp_path / "run", "train.steps=1", "checkpoint.at_end=false", level="import")
-    assert done.code == 0, done.out + done.err
-    assert "gated delta layers without repeated heads, 0 with the trainer's own convolution" in done.out + done.err

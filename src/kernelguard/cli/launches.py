@@ -55,6 +55,9 @@ def launch(
     ] = None,
     rendezvous: Annotated[float, typer.Option(help="Seconds until every rank has to have answered.")] = 90.0,
     probes: Annotated[float | None, typer.Option(help="Seconds for the probes of each rank.")] = None,
+    collectives: Annotated[
+        float, typer.Option(help="Seconds for the collectives that ranks try together; 0: none.", min=0.0)
+    ] = 120.0,
     accept_older_driver_branch: Annotated[
         bool,
         typer.Option("--accept-older-driver-branch", help="Admit a driver older than the verdict's, above the floor."),
@@ -103,6 +106,7 @@ def launch(
         name=name,
         warm_cache=warm_cache,
         probe_s=probes,
+        collective_s=collectives,
         rendezvous_s=rendezvous,
     )
     with progress("asking for admission") as say:

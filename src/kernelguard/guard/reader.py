@@ -93,13 +93,15 @@ class Reader:
         found = self._get(table, key, "", [], fits=fits, what="a list of objects") or []
         return [(f"{key}[{number}].", row) for number, row in enumerate(found)]
 
-    def seconds(self, table: Mapping[str, Any], key: str, place: str, default: float) -> float:
-        """A length of time, above 0 and at most a day."""
+    def seconds(self, table: Mapping[str, Any], key: str, place: str, default: float, *, none: bool = False) -> float:
+        """A length of time, above 0 and at most a day; with `none` also 0."""
 
         def fits(value: Any) -> bool:
-            return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 86_400
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            return number and (0 < value < 86_400 or (none and value == 0))
 
-        found = self._get(table, key, place, default, fits=fits, what="seconds of at most a day, above 0,")
+        what = f"seconds of at most a day, {'at least' if none else 'above'} 0,"
+        found = self._get(table, key, place, default, fits=fits, what=what)
         return float(found) if found is not None else default
 
 

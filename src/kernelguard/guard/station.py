@@ -172,7 +172,7 @@ class Station:
                     reports[rank].unknown.append(f"its report makes no sense: {error}")
         judged = self._judge(arrivals, reports)
         # Without a ticket nothing of the training is known, its backend included.
-        together = judged.code == 0 and self.ticket is not None
+        together = judged.code == 0 and self.ticket is not None and self.limits.collective_s > 0
         meeting.put_first("outcome", {**to_document(judged), "here": sorted(reports), "together": together})
         found = meeting.wait_for(["outcome"], limit_s=self.limits.verdict_s)
         if not found:

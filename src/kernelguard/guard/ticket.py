@@ -48,7 +48,7 @@ class Deadlines:
     verdict_s: float = 30.0
     """For ranks to tell each other what they found."""
     collective_s: float = 120.0
-    """For the collectives that the ranks try together, joining included."""
+    """For the collectives that the ranks try together, joining included; 0: they try none."""
 
     @property
     def alone_s(self) -> float:
@@ -278,7 +278,8 @@ def _document(reader: Reader, document: Mapping[str, Any], key: str) -> Document
 def _deadlines(reader: Reader, row: Mapping[str, Any]) -> Deadlines:
     standard = Deadlines()
     names = ("rendezvous_s", "fingerprint_s", "probe_s", "verdict_s", "collective_s")
-    return Deadlines(**{n: reader.seconds(row, n, "deadlines.", getattr(standard, n)) for n in names})
+    found = {n: reader.seconds(row, n, "deadlines.", getattr(standard, n), none=n == "collective_s") for n in names}
+    return Deadlines(**found)
 
 
 def _expected(reader: Reader, row: Mapping[str, Any]) -> Expected:
