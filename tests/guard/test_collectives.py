@@ -124,7 +124,8 @@ def test_a_rank_that_dies_inside_a_collective(
 
 HANGS = {
     "stops": f"rank 1 on {HOST} did not end within",
-    "hangs-in-the-large-one": f"rank 1 on {HOST} did not get as far as 'large all-reduce begun' in ",
+    # It says so itself, or, on a machine with other work, is ended before it can.
+    "hangs-in-the-large-one": f"rank 1 on {HOST} did not ",
 }
 
 
@@ -135,6 +136,7 @@ def test_a_rank_that_hangs_ends_all_of_them_in_time(
 ) -> None:
     ended = sabotaged(env, base, tmp_path, fault)
     assert ended.outcome["causes"][0].startswith(HANGS[fault]), json.dumps(ended.outcome, indent=1)
+    assert fault == "stops" or "'large all-reduce" in ended.outcome["causes"][0]
     assert ended.outcome["ranks"][1]["state"] == "unknown"
 
 
