@@ -192,7 +192,7 @@ def test_what_a_worker_says(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"behind": None}, {"behind": ["x"]}, {"seconds": 0.0}, {"took_s": "x"}, {"more": 1}]
+    "changes", [{"behind": None}, {"behind": ["x"]}, {"seconds": 0.0}, {"took_s": "x"}, {"more": 1}, {"state": "fine"}]
 )
 def test_a_report_that_makes_no_sense_is_never_a_pass(changes: dict[str, Any]) -> None:
     found = Finding.from_document({**right(0).to_document(), **changes}, rank=0)

@@ -15,6 +15,7 @@ from kernelguard.guard.children import ChildResult
 from kernelguard.guard.outcome import Outcome, RankState, ranks_text
 from kernelguard.guard.ticket import CODE_UNKNOWN
 
+STATES = frozenset({"right", "wrong", "failed", "late", "ended"})
 STEPS = ("all-reduce", "all-gather", "reduce-scatter", "large all-reduce")
 # What a rank does before the others can see it.
 _ALONE = frozenset({"", "import torch", "device", "store"})
@@ -54,6 +55,8 @@ class Finding:
                 _bus_gb_per_s(2, found.bytes, found.seconds)
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             return cls(rank=rank, state="ended", text=f"left a report that makes no sense: {error}")
+        if found.state not in STATES:
+            return cls(rank=rank, state="ended", text=f"left a report that makes no sense: state {found.state!r}")
         return found
 
 
