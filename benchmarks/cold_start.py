@@ -1,14 +1,17 @@
 """How long does a training take from the start of its process to the end of step 1, and what does a cache change?
 
-    python benchmarks/cold_start.py --json OUT [--ways empty,verified,image,again] [--cache DIR] [SETTING...]
+    python benchmarks/cold_start.py --json OUT [--ways empty,kernels,verified,image,again] [--cache DIR] [SETTING...]
 
-Four starts of the same command, four layers of the published 27B (tuning does not depend on how many there are), 4096
-tokens to a pack: with nothing compiled; with the folder that `kernelguard verify --warm-cache DIR` left for that
-configuration and length; and with that folder as an image's layer brings it, packed and unpacked elsewhere and
-read-only. `verify` is run with `--train-config` of the same file and `--length 4096`, so it measures the calls
-that this training makes. Triton's cache alone is warm: what torch.compile makes is made anew each time, but
-for `again`, which is the second start after `verified` and finds that too. DIR itself stays as it is: what a start
-tunes goes into a copy, or the next one would find it.
+Starts of the same command, four layers of the published 27B (tuning does not depend on how many there are), 4096
+tokens to a pack:
+- empty: nothing is compiled;
+- verified: the folder that `kernelguard verify --warm-cache DIR` left for that configuration and length, with
+  `--train-config` of the same file and `--length 4096`, so that it measures the calls that this training makes;
+- kernels: the same without what torch.compile made;
+- image: that folder as an image's layer brings it, packed and unpacked elsewhere;
+- again: the second start after `verified`, which finds torch.compile's own folder too.
+DIR itself stays as it is: what a start tunes goes into a copy, or the next one would find it. torch.compile's folder is
+a new one for each start but `again`.
 One JSON file; a start that is not at its end within the limit says so.
 """
 
@@ -30,7 +33,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 SLICE = ROOT / "train/examples/qwen3.5-27b-slice.toml"
 SETTINGS = ("model.layers=4", "batch.tokens=4096", "train.steps=4", "data.synthetic_samples=4000")
-WAYS = ("empty", "verified", "image", "again")
+WAYS = ("empty", "kernels", "verified", "image", "again")
+COMPILED = "torch-compile.bin"
+"""What torch.compile made (kernelguard_train/compiled.py)."""
 
 
 def start(way: str, cache: Path, work: Path, settings: list[str], limit: float) -> dict[str, Any]:
@@ -69,10 +74,7 @@ def start(way: str, cache: Path, work: Path, settings: list[str], limit: float) 
         seen = json.loads((folder / "rung.json").read_text())
         names = ("start_to_first_step_s", "imports_s", "tunings", "tunings_after_step_1", "recompiles_after_step_1")
         found |= {name: seen[name] for name in names}
-        found["tuned_late"] = seen["tuned_late"]
-    found["notes"] = [
-        line for line in (folder / "log.txt").read_text().splitlines() if "kernel:" in line or "fused:" in line
-    ]
+        found |= {"tuned_late": seen["tuned_late"], "told": seen["told"]}
     return found
 
 
@@ -119,9 +121,12 @@ def main() -> int:
             cache = work / "nothing" if way == "empty" else own
             if way == "image":
                 cache = as_image_layer(options.cache, work)
+            elif way == "kernels":
+                cache = work / "kernels-only"
+                shutil.copytree(options.cache, cache, ignore=shutil.ignore_patterns(COMPILED))
             row = start(way, cache, work, options.settings, options.limit)
             result["starts"].append(row)
-            print(json.dumps({k: v for k, v in row.items() if k != "notes"}), flush=True)
+            print(json.dumps({k: v for k, v in row.items() if k != "told"}), flush=True)
             options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0 if all("problem" not in row for row in result["starts"]) else 1
 

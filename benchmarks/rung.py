@@ -4,14 +4,15 @@
     python benchmarks/rung.py GO OUT --loop SCRIPT -- ARGUMENT...   that of another loop (yardstick.py, beside_trl.py)
 
 It starts when the file GO exists, and writes to OUT what a person would have to look up: seconds to the end of the
-first step, graph recompilations and kernel tunings after it. With --reuse, kernels take the tuning of other shapes
-(warm.py).
+first step, graph recompilations and kernel tunings after it, and when the trainer said what. With --reuse, kernels take
+the tuning of other shapes (warm.py).
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import logging
 import sys
 import time
 from pathlib import Path
@@ -57,6 +58,17 @@ def watch() -> dict[str, Any]:
     return counts
 
 
+class Told(logging.Handler):
+    """Keeps what the trainer says, with the seconds since the process began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[float, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append((round(record.created - BEGUN, 2), record.getMessage()))
+
+
 def graphs() -> int:
     """Graphs that torch.compile made so far."""
     import torch._dynamo.utils as dynamo
@@ -82,20 +94,24 @@ def main() -> int:
         code = 0
     else:
         counts = watch()
+        told = Told()
+        # The root: the trainer makes its own logger's handlers anew.
+        logging.getLogger().addHandler(told)
         from kernelguard_train.cli import main as train
         from kernelguard_train.report import Report
 
         first: dict[str, Any] = {}
-        told = Report.step
+        report = Report.step
 
         def step(self: Any, number: int, done: float, values: dict[str, Any]) -> None:
             if not first:
                 first.update(at=time.time(), graphs=graphs(), loss=values.get("loss"))
             found["last_loss"] = values.get("loss")
-            told(self, number, done, values)
+            report(self, number, done, values)
 
         Report.step = step  # type: ignore[method-assign]
         code = train(arguments)
+        found["told"] = told.lines
         if first:
             found["start_to_first_step_s"] = found["imports_s"] + first["at"] - turn
             found["turn_to_first_step_s"] = first["at"] - turn

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kernelguard.check import Request, run_check
 from kernelguard.errors import InputError
@@ -14,8 +15,13 @@ from kernelguard.judge.values import Finding, Level, Status, worst
 from kernelguard.matrix import kernel_packages
 from kernelguard.report.document import Check
 from kernelguard.verify.findings import findings
+from kernelguard.verify.first_step import FirstStep
+from kernelguard.verify.plan import TRAINING_LENGTH
 from kernelguard.verify.run import verify
 from kernelguard.verify.values import Verdict
+
+if TYPE_CHECKING:
+    from kernelguard.declare.training_configs import Reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +72,7 @@ def run_verify(
     environ: Mapping[str, str],
     *,
     level: Level,
-    length: int,
+    length: int | None,
     warm_cache: Path | None,
     say: Callable[[str], None],
     lock: Path | None = None,
@@ -74,6 +80,10 @@ def run_verify(
     resume: Path | None = None,
 ) -> Proof:
     """Measure the kernels that the model is bound to, within `request.timeout` seconds.
+
+    `length` is the training length in tokens; None: what the training configuration says, if it does, else
+    `TRAINING_LENGTH`. With `warm_cache` and a configuration of the bundled trainer, the folder gets what the trainer's
+    first step compiles too.
 
     With `lock`, the environment is held against it first, and the verdict carries its digest. `trace` is where the
     profiler trace of one training step goes. `resume` is a verdict of the same environment whose time was up.
@@ -86,6 +96,10 @@ def run_verify(
     if trace is not None and level is not Level.GPU:
         raise InputError("--trace records what a GPU runs", hint="leave it out, or verify with --level gpu on a GPU")
     earlier = _earlier(resume)
+    training = _training(request)
+    first_step = None
+    if training is not None and training.bundled and request.train_config is not None:
+        first_step = FirstStep(config=request.train_config, model=request.model)
     digest = of_lock(lock, model=request.model).digest if lock is not None else ""
     say("reading what the model is bound to")
     began = time.monotonic()
@@ -99,11 +113,12 @@ def run_verify(
         bindings=check.bindings,
         level=level,
         timeout=max(deadline - time.monotonic(), 1.0),
-        length=length,
+        length=length or (training.length if training is not None else None) or TRAINING_LENGTH,
         warm_cache=warm_cache,
         lock=digest,
         trace=trace,
         earlier=earlier,
+        first_step=first_step,
         progress=say,
     )
     loose = unpinned(check.declaration.fast_paths, check.environment, check.bindings, kernel_packages())
@@ -111,6 +126,14 @@ def run_verify(
     verdict = replace(verdict, phases=phases, problems=(*verdict.problems, *loose))
     fixes = {f.fast_path: f.fix for f in check.assessment.findings if f.fast_path and f.fix}
     return Proof(check=check, verdict=verdict, findings=(*locked, *findings(verdict, fixes)))
+
+
+def _training(request: Request) -> Reading | None:
+    if request.train_config is None:
+        return None
+    from kernelguard.declare.training_configs import read_training_config  # noqa: PLC0415 - most runs have none
+
+    return read_training_config(request.train_config, {})
 
 
 def _earlier(path: Path | None) -> Verdict | None:

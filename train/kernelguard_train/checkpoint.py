@@ -50,20 +50,36 @@ class Progress:
     skipped: int = 0
 
 
+def complete(config: Config) -> list[Path]:
+    """The run's complete checkpoints, oldest first."""
+    return sorted(path for path in folder_of(config).glob("step-*") if path.is_dir())
+
+
+def folder_of(config: Config) -> Path:
+    """Where the run's checkpoints are."""
+    return Path(config.train.output) / "checkpoints"
+
+
+def likely_position(config: Config) -> Position:
+    """Where the run will go on, unless its newest checkpoint turns out to be unreadable or another run's."""
+    found = complete(config)
+    try:
+        run = json.loads((found[-1] / "run.json").read_text(encoding="utf-8"))
+        return Position(**run["progress"]["position"])
+    except (IndexError, OSError, ValueError, KeyError, TypeError):
+        return Position()
+
+
 class Checkpoints:
     """The checkpoints of one run."""
 
     def __init__(self, config: Config, ranks: Ranks, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.config, self.ranks, self.network, self.optimizer = config, ranks, network, optimizer
-        self.folder = Path(config.train.output) / "checkpoints"
+        self.folder = folder_of(config)
         # Collectives of the thread that writes must not mix with those of the training.
         self.group = dist.new_group(backend="gloo")
         self.pending: tuple[Future[Any], Path] | None = None
         self.problem = ""
-
-    def complete(self) -> list[Path]:
-        """The complete checkpoints, oldest first."""
-        return sorted(path for path in self.folder.glob("step-*") if path.is_dir())
 
     def save(self, progress: Progress, *, wait: bool = False) -> None:
         """Saves the run; in the background, unless told to wait. All ranks call it.
@@ -73,7 +89,7 @@ class Checkpoints:
         """
         self.finish()
         target = self.folder / f"step-{progress.step:08d}"
-        if target in self.complete():
+        if target in complete(self.config):
             return
         partial = target.with_name(f".{target.name}.partial")
         try:
@@ -143,7 +159,7 @@ class Checkpoints:
             partial = target.with_name(f".{target.name}.partial")
             guarded.attest(partial)
             partial.rename(target)
-            for old in self.complete()[: -self.config.checkpoint.keep]:
+            for old in complete(self.config)[: -self.config.checkpoint.keep]:
                 shutil.rmtree(old)
 
     def _state(self) -> dict[str, Any]:
@@ -162,7 +178,7 @@ class Checkpoints:
         Raises:
             CheckpointError: when there are some and none can be read, or the data are in another order now.
         """
-        found = self.complete()[::-1]
+        found = complete(self.config)[::-1]
         if self.config.train.resume == "never":
             if found:
                 raise CheckpointError(f"{self.folder} has checkpoints; use another train.output or train.resume=auto")

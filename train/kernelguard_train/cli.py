@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,11 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--print-config", action="store_true", help="print the whole configuration, with every key explained"
+    )
+    made.add_argument(
+        "--warm-up",
+        action="store_true",
+        help="compile what the first steps need, on random weights and made-up samples, and train nothing",
     )
     made.add_argument("--audit-data", nargs="?", type=int, const=5, metavar="N", help="show N samples with their masks")
     return made
@@ -48,11 +54,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if options.audit_data is not None:
             return _audit(config, options.audit_data)
+        if options.warm_up:
+            return _warm_up(config)
     except TrainError as error:
         if os.environ.get("RANK", "0") == "0":
             sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     return _train(config)
+
+
+def _warm_up(config: Config) -> int:
+    from kernelguard_train import compiled  # noqa: PLC0415 - --help and --print-config answer without torch
+    from kernelguard_train.warmup import shortened  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory(prefix="kernelguard-train-") as folder:
+        code = _train(shortened(config, Path(folder)))
+    if code:
+        return code
+    sys.stderr.write(f"warm: {compiled.save()}\n")
+    return 0
 
 
 def _audit(config: Config, count: int) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from kernelguard_train import isolation, recompute
-from kernelguard_train.checkpoint import Checkpoints, Progress
+from kernelguard_train import compiled, isolation, recompute
+from kernelguard_train.checkpoint import Checkpoints, Progress, likely_position
 from kernelguard_train.config import Config
 from kernelguard_train.errors import DataError, Interrupted
 from kernelguard_train.export import export
@@ -26,7 +27,7 @@ from kernelguard_train.metrics import (
     peak_tflops,
     worst_of,
 )
-from kernelguard_train.model import Built, build
+from kernelguard_train.model import Built, build, text_config
 from kernelguard_train.optim import (
     NonFiniteGuard,
     clip_gradients,
@@ -39,7 +40,7 @@ from kernelguard_train.profiling import Recorder
 from kernelguard_train.ranks import Ranks, StopRequest
 from kernelguard_train.report import Report
 from kernelguard_train.sharding import make_mesh
-from kernelguard_train.stream import Step, batches_per_step, load_steps
+from kernelguard_train.stream import Position, Step, batches_per_step, load_steps
 
 log = logging.getLogger("kernelguard_train")
 WARMUP_STEPS = 2
@@ -56,10 +57,20 @@ def train(config: Config, ranks: Ranks, report: Report, stop: StopRequest) -> Pr
     torch.use_deterministic_algorithms(config.train.deterministic)
     batches_per_step(config, ranks.world)
 
+    # The process that prepares samples imports for seconds, and does it while this one makes the model.
+    vocabulary = text_config(config).vocab_size
+
+    def steps_from(position: Position) -> Iterator[Step]:
+        return load_steps(config, vocabulary, rank=ranks.rank, world=ranks.world, start=position, device=ranks.device)
+
+    likely = likely_position(config)
+    steps = steps_from(likely)
+
     # The model, on all ranks together, and its optimizer.
     mesh = make_mesh(ranks.device, ranks.world, config.parallel.shard)
+    compiled.load()
     built = build(config, mesh, ranks.device)
-    network, vocabulary = built.network, built.text.vocab_size
+    network = built.network
     optimizer = make_optimizer(network, config.optim, ranks.device)
     guard = NonFiniteGuard(config.optim.nonfinite_limit)
     _describe(built, ranks)
@@ -76,6 +87,8 @@ def train(config: Config, ranks: Ranks, report: Report, stop: StopRequest) -> Pr
     progress = resumed or Progress()
     if resumed:
         log.info("resumed at step %d", progress.step)
+    if progress.position != likely:
+        steps = steps_from(progress.position)
 
     name = torch.cuda.get_device_name() if ranks.device.type == "cuda" else ""
     meter = Meter(
@@ -88,9 +101,6 @@ def train(config: Config, ranks: Ranks, report: Report, stop: StopRequest) -> Pr
     health = Health(ranks.device)
     if health.note and ranks.device.type == "cuda":
         log.info("note: %s", health.note)
-    steps = load_steps(
-        config, vocabulary, rank=ranks.rank, world=ranks.world, start=progress.position, device=ranks.device
-    )
     ended = time.perf_counter()
     while not config.train.steps or progress.step < config.train.steps:
         begun = ended

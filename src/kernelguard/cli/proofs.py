@@ -42,9 +42,17 @@ def verify(
         typer.Option(help="Read the intent from a configuration of Trainer, TRL, axolotl or kernelguard_train."),
     ] = None,
     level: Annotated[LevelName, typer.Option(help="How far to go.")] = LevelName.GPU,
-    length: Annotated[int, typer.Option(help="The training length in tokens.", metavar="<int>", min=1)] = 4096,
+    length: Annotated[
+        int | None,
+        typer.Option(
+            help="The training length in tokens. Default: what a configuration of kernelguard_train says, else 4096.",
+            metavar="<int>",
+            min=1,
+        ),
+    ] = None,
     warm_cache: Annotated[
-        Path | None, typer.Option(help="Leave what Triton compiled and tuned for these shapes in this folder.")
+        Path | None,
+        typer.Option(help="Leave in this folder what was compiled and tuned, the bundled trainer's first step too."),
     ] = None,
     trace: Annotated[
         bool, typer.Option("--trace", help="Record one training step too, and say which kernels the GPU ran.")
@@ -150,7 +158,7 @@ def _inside(
     flags: Mapping[str, Any],
     level: Level,
     python: str,
-    length: int,
+    length: int | None,
     timeout: float,
     output: Path | None,
     strict: bool,
@@ -165,15 +173,16 @@ def _inside(
     from kernelguard.image.running import Subject, image_python, verify_inside
     from kernelguard.image.subject import subject_of
     from kernelguard.judge.values import exit_code, worst
+    from kernelguard.verify.plan import TRAINING_LENGTH
 
     if lock is None:
         said = {name: list(v) if isinstance(v, tuple) else v for name, v in flags.items()}
-        subject, digest = Subject(model=model, intent=said or None, length=length), ""
+        subject, digest = Subject(model=model, intent=said or None, length=length or TRAINING_LENGTH), ""
     else:
         from kernelguard.lock import load_lock
 
         read = load_lock(lock)
-        subject, digest = subject_of(read, lock, length=length), digest_of(read)
+        subject, digest = subject_of(read, lock, length=length or TRAINING_LENGTH), digest_of(read)
     with connect(dict(os.environ)) as engine, progress("measuring in the image") as say:
         facts = engine.image(image)
         if facts is None:

@@ -100,14 +100,18 @@ def run_worker(
         result_file.touch()
         script = worker if isinstance(worker, Path) else _WORKERS / f"{worker}.py"
         argv = [python, str(script), str(request_file), str(result_file)]
-        returncode, output = _run(argv, timeout=timeout, memory_bytes=memory_bytes, environ=environ)
+        returncode, output = run_limited(argv, timeout=timeout, memory_bytes=memory_bytes, environ=environ)
         return _read(result_file, returncode=returncode, output=output)
 
 
-def _run(
-    argv: list[str], *, timeout: float, memory_bytes: int | None, environ: Mapping[str, str] | None
+def run_limited(
+    argv: list[str], *, timeout: float, memory_bytes: int | None = None, environ: Mapping[str, str] | None = None
 ) -> tuple[int | None, str]:
-    """Exit code (None: time limit) and the end of the output of one child process group."""
+    """Exit code (None: time limit) and the end of the output of one child process group, all of which is over then.
+
+    Raises:
+        OSError: it cannot be executed at all.
+    """
     process = subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,

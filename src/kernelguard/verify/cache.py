@@ -40,25 +40,34 @@ def make_folder(folder: Path) -> None:
         ) from error
 
 
-def is_filled(folder: Path, fingerprint: Fingerprint) -> bool:
-    """Whether it was filled for exactly these versions, this GPU and these shapes.
+def is_filled(folder: Path, fingerprint: Fingerprint, *, first_step: str = "") -> bool:
+    """Whether it was filled for exactly these versions, this GPU and these shapes, and this trainer's first step.
 
     A wrong answer costs time and nothing else: what is missing is compiled, and what is there is used.
     """
     try:
-        return bool(json.loads((folder / NOTE).read_text("utf-8"))["filled_for"] == _digest(fingerprint))
-    except (OSError, ValueError, KeyError, TypeError):
+        note = json.loads((folder / NOTE).read_text("utf-8"))
+        filled = bool(note["filled_for"] == _digest(fingerprint))
+        return filled and (not first_step or note.get("first_step") == first_step)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
-def note_filled(folder: Path, fingerprint: Fingerprint) -> None:
+def note_filled(folder: Path, fingerprint: Fingerprint, *, first_step: str = "") -> None:
     """Leave a note that everything of this fingerprint was compiled and tuned into the folder.
+
+    `first_step` is the digest of the run whose first step was compiled too (`FirstStep.digest`).
 
     Raises:
         OSError: it cannot be written.
     """
-    variables = cache_variables(folder)
-    note = {"filled_for": _digest(fingerprint), "set": variables, "triton": fingerprint.triton, "gpu": fingerprint.gpu}
+    note = {
+        "filled_for": _digest(fingerprint),
+        "first_step": first_step,
+        "set": cache_variables(folder),
+        "triton": fingerprint.triton,
+        "gpu": fingerprint.gpu,
+    }
     write_whole(folder / NOTE, (json.dumps(note, indent=1) + "\n").encode())
 
 

@@ -90,6 +90,7 @@ def from_document(document: Any, *, source: str) -> Verdict:
         seconds=document.get("seconds", 0.0),
         created=document.get("created", ""),
         problems=tuple(document.get("problems", ())),
+        cache_problems=tuple(document.get("cache_problems", ())),
         phases=document.get("phases", {}),
     )
 

@@ -27,6 +27,7 @@ def findings(verdict: Verdict, fixes: Mapping[str, str] | None = None) -> tuple[
     found += _of_isolation(verdict)
     found += _of_trace(verdict)
     found += [Finding(code="verify-problem", status=Status.UNKNOWN, reason=problem) for problem in verdict.problems]
+    found += [Finding(code="cache-incomplete", status=Status.WARN, reason=text) for text in verdict.cache_problems]
     return tuple(found)
 
 

@@ -17,6 +17,7 @@ from kernelguard.judge.values import Level
 from kernelguard.observe.values import Bindings, BoundTo, Environment
 from kernelguard.verify.cache import cache_variables, is_filled, make_folder, note_filled
 from kernelguard.verify.fingerprint import binary_digests, fingerprint, record_digests
+from kernelguard.verify.first_step import FirstStep, compile_first_step
 from kernelguard.verify.isolation import LENGTHS, run_isolation, signal_sets
 from kernelguard.verify.merge import earlier_of
 from kernelguard.verify.plan import TRAINING_LENGTH, language_parts, plan, training_lengths
@@ -49,13 +50,15 @@ def verify(
     lock: str = "",
     trace: Path | None = None,
     earlier: Verdict | None = None,
+    first_step: FirstStep | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Verdict:
     """Measure every kernel that the run calls, in the observed interpreter, within about `timeout` seconds.
 
     With `bindings`, kernels that the model is not bound to are left out: what they compute does not matter to this
     run. `length` is the training length in tokens. `warm_cache` is a folder that afterwards holds what Triton compiled
-    and tuned for exactly these shapes (see `cache_variables`). `shards` is how many processes force configurations at
+    and tuned for exactly these shapes (see `cache_variables`), and with `first_step` also what the bundled trainer's
+    first step compiles; only at level gpu. `shards` is how many processes force configurations at
     once; by default all of this machine's cores but two, and twelve at most. `lock` is the digest of the lock that is
     verified. `trace` is where the profiler trace of one training step of the cut-down model goes; only at level gpu.
     `earlier` is a verdict of the same fingerprint whose time was up: configurations that it measured are not measured
@@ -109,7 +112,6 @@ def verify(
         signals=intent.signals if intent.packed else None,
         subject=subject_of(declaration, intent, length=length, lock=lock),
         fast_paths=used_paths(declaration, intent, bindings),
-        problems=_note(warm_cache, prints, probes),
     )
     if trace is not None and level is Level.GPU:
         versions = {name: found.version for name, found in (environment.distributions or {}).items()}
@@ -120,6 +122,7 @@ def verify(
             verdict = replace(verdict, problems=(*verdict.problems, error.message))
     return replace(
         verdict,
+        cache_problems=() if warm_cache is None else run.warmed(warm_cache, probes, first_step),
         seconds=time.monotonic() - began,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         phases=dict(run.phases),
@@ -255,6 +258,43 @@ class _Run:
             )
         return summarize(facts, record, verdict.fast_paths, verdict.probes, versions)
 
+    def warmed(self, folder: Path, probes: Sequence[ProbeResult], first_step: FirstStep | None) -> tuple[str, ...]:
+        """Complete the cache folder with the trainer's first step, leave the note in it, and tell what is missing."""
+        problems = []
+        made = ""
+        if first_step is not None and self.level is Level.GPU:
+            self.progress("the trainer's first step")
+            with self.timed("first step"):
+                made, problem = self.stepped(folder, first_step)
+            if problem:
+                problems.append(f"what the trainer's first step compiles is not in {folder}: {problem}")
+        if not any(probe.outcome in UNTOLD or probe.unmeasured_configurations for probe in probes):
+            try:
+                note_filled(folder, self.prints, first_step=made)
+            except OSError as error:
+                problems.append(
+                    f"the cache in {folder} is filled, but no note of it could be left there: {error.strerror}"
+                )
+        return tuple(problems)
+
+    def stepped(self, folder: Path, first_step: FirstStep) -> tuple[str, str]:
+        """The digest of the run whose first step the folder then holds, or why it does not."""
+        try:
+            digest = first_step.digest(self.length)
+        except OSError as error:
+            return "", f"{first_step.config} cannot be read: {error.strerror}"
+        if is_filled(folder, self.prints, first_step=digest):
+            return digest, ""
+        problem = compile_first_step(
+            self.python,
+            first_step,
+            packed=self.intent.packed,
+            length=self.length,
+            timeout=self.left(),
+            environ=self.environ,
+        )
+        return "" if problem else digest, problem
+
 
 def worker_environment(environ: Mapping[str, str], *, level: Level, warm_cache: Path | None) -> dict[str, str]:
     """The environment variables of the workers: this process's own, and what the level and the cache need.
@@ -269,17 +309,6 @@ def worker_environment(environ: Mapping[str, str], *, level: Level, warm_cache: 
         make_folder(warm_cache)
         found |= cache_variables(warm_cache)
     return found
-
-
-def _note(folder: Path | None, prints: Fingerprint, probes: Sequence[ProbeResult]) -> tuple[str, ...]:
-    """Leave the note in the cache folder when everything was compiled and tuned into it; else, or then, what to say."""
-    if folder is None or any(probe.outcome in UNTOLD or probe.unmeasured_configurations for probe in probes):
-        return ()
-    try:
-        note_filled(folder, prints)
-    except OSError as error:
-        return (f"the cache in {folder} is filled, but no note of it could be left there: {error.strerror}",)
-    return ()
 
 
 def _sets(intent: Intent) -> tuple[tuple[tuple[str, ...], str], ...]:

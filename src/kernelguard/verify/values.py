@@ -329,5 +329,7 @@ class Verdict:
     """UTC, ISO 8601."""
     problems: tuple[str, ...] = ()
     """What could not be observed, one sentence each."""
+    cache_problems: tuple[str, ...] = ()
+    """What the folder of `--warm-cache` lacks, one sentence each: it costs the run's start time, and is no fault."""
     phases: Mapping[str, float] = field(default_factory=dict)
     """Where the time went: seconds by part of the run; parts that ran side by side overlap."""

@@ -32,8 +32,9 @@ _OTHERS = (
     (frozenset({"zero_optimization"}), "a DeepSpeed configuration"),
     (frozenset({"global_step", "log_history"}), "a trainer_state.json"),
 )
+BUNDLED = "kernelguard_train configuration"
 _KINDS = (
-    ("kernelguard_train configuration", bundled),
+    (BUNDLED, bundled),
     ("axolotl configuration", axolotl),
     ("TRL configuration", trl),
     ("Trainer arguments", trainer),
@@ -50,6 +51,13 @@ class Reading:
     """Intent fields that it determines."""
     note: str = ""
     """Why something that one would expect could not be told, one sentence."""
+    length: int | None = None
+    """Tokens of the rows that are trained on, where the file alone tells."""
+
+    @property
+    def bundled(self) -> bool:
+        """Whether it is one of the bundled trainer, which can then be started with it."""
+        return self.kind == BUNDLED
 
 
 def read_training_config(path: Path, versions: Mapping[str, Version]) -> Reading:
@@ -75,7 +83,10 @@ def read_training_config(path: Path, versions: Mapping[str, Version]) -> Reading
         raise InputError(
             f"{path} ({name}): " + "; ".join(dict.fromkeys(keys.problems)), hint="correct these keys, or use --intent"
         )
-    return Reading(kind=name, said={key: value for key, value in said.items() if value is not None}, note=note)
+    length = bundled.length(document) if name == BUNDLED else None
+    return Reading(
+        kind=name, said={key: value for key, value in said.items() if value is not None}, note=note, length=length
+    )
 
 
 def kind_of(document: Mapping[str, Any]) -> str | None:

@@ -12,6 +12,8 @@ from kernelguard.declare.values import Phase
 
 WORDS = False
 _TABLES = frozenset({"model", "data", "batch", "optim", "train", "parallel", "checkpoint"})
+_TOKENS = 8192
+"""kernelguard_train/config.py, BatchConfig.tokens."""
 # kernelguard_train/batches.py, Batch.model_inputs: what a packed batch hands to the model.
 _SIGNALS = ("position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 
@@ -19,6 +21,17 @@ _SIGNALS = ("position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "m
 def recognises(document: Mapping[str, Any]) -> bool:
     """Whether at least two of its tables are there, and nothing but tables."""
     return len(_TABLES & document.keys()) >= 2 and all(isinstance(value, Mapping) for value in document.values())
+
+
+def length(document: Mapping[str, Any]) -> int | None:
+    """Tokens of the rows that it trains on; None: what stands there is no number.
+
+    A packed row is filled to `batch.tokens`, another one is a single sample.
+    """
+    data, batch = (document.get(name) or {} for name in ("data", "batch"))
+    tokens = batch.get("tokens", _TOKENS)
+    longest = 0 if batch.get("mode", "packed") == "packed" else data.get("max_length", 0)
+    return next((n for n in (longest, tokens) if isinstance(n, int) and not isinstance(n, bool) and n > 0), None)
 
 
 def read(keys: Keys, versions: Mapping[str, Version]) -> tuple[dict[str, Any], str]:
