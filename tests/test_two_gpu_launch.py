@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -29,15 +30,17 @@ def bench() -> Iterator[Any]:
 
 KILLED = {1: 13.0, 2: 12.5, 3: 12.0, 4: 11.5}
 WENT_ON = {4: 11.5, 5: 11.0, 6: 10.5}
+TOKENS = 2**13
 
 
 def test_a_run_that_went_on_as_if_nothing_had_happened_passes(bench: Any) -> None:
-    found = bench.compare_losses(KILLED, WENT_ON, {step: loss * 1.001 for step, loss in WENT_ON.items()}, 3)
+    found = bench.compare_losses(KILLED, WENT_ON, {step: loss * 1.0005 for step, loss in WENT_ON.items()}, 3, TOKENS)
     assert found["passed"]
     assert found["can_show_a_fault"]
-    assert found["to_killed"] == {"steps": [4], "difference": 0.0, "tolerance": 2.0**-9}
+    assert found["to_killed"] == {"steps": [4], "difference": 0.0, "tolerance": 2.0**-11}
     assert found["one_to_several"]["steps"] == [4, 5, 6]
-    assert found["one_to_several"]["difference"] == pytest.approx(0.001)
+    assert found["one_to_several"]["difference"] == pytest.approx(0.0005)
+    assert found["one_to_several"]["tolerance"] == pytest.approx(2.0**-11 + 2.0**-9 * 0.5 / 11.5)
 
 
 @pytest.mark.parametrize(
@@ -45,19 +48,27 @@ def test_a_run_that_went_on_as_if_nothing_had_happened_passes(bench: Any) -> Non
     [
         ({4: 11.6, 5: 11.0, 6: 10.5}, WENT_ON),
         (WENT_ON, {4: 11.5, 5: 11.1, 6: 10.5}),
+        (WENT_ON, {4: 11.51, 5: 11.0, 6: 10.5}),
         ({1: 13.0, 2: 12.5, 3: 12.0, 4: 11.5}, WENT_ON),
         ({5: 11.0, 6: 10.5}, WENT_ON),
         ({}, {}),
     ],
-    ids=["another-loss", "one-rank-differs", "began-anew", "left-a-step-out", "no-step"],
+    ids=[
+        "another-loss",
+        "one-rank-differs",
+        "its-first-step-differs",
+        "began-anew",
+        "left-a-step-out",
+        "no-step",
+    ],
 )
 def test_a_run_that_did_not_fails(bench: Any, several: dict[int, float], one: dict[int, float]) -> None:
-    assert not bench.compare_losses(KILLED, several, one, 3)["passed"]
+    assert not bench.compare_losses(KILLED, several, one, 3, TOKENS)["passed"]
 
 
 def test_losses_that_hardly_change_are_said_to_show_nothing(bench: Any) -> None:
     flat = dict.fromkeys(WENT_ON, 11.5)
-    found = bench.compare_losses(KILLED, flat, flat, 3)
+    found = bench.compare_losses({**KILLED, 3: 11.51}, flat, flat, 3, TOKENS)
     assert found["passed"]
     assert not found["can_show_a_fault"]
 
@@ -89,3 +100,10 @@ def test_steps_done_twice_count_the_second_time(bench: Any, tmp_path: Path) -> N
         '{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.5}\n{"step": 2, "loss": 2.4}\n{"step": 3, "lo'
     )
     assert bench.losses(tmp_path) == {1: 3.0, 2: 2.4}
+
+
+def test_tokens_of_a_step_are_what_it_added(bench: Any, tmp_path: Path) -> None:
+    lines = [{"step": n, "loss": 3.0, "tokens": 100 * n + (n == 2)} for n in (1, 2, 3)]
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 4, "tok')
+    assert bench.trained_tokens(tmp_path) == 101
+    assert bench.trained_tokens(tmp_path / "nothing") == 0

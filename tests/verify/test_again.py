@@ -101,6 +101,11 @@ def test_a_cache_is_filled_for_one_fingerprint(tmp_path: Path) -> None:
     for other in (replace(PRINTS, triton="3.6.0"), replace(PRINTS, shapes="b"), replace(PRINTS, capability=(8, 0))):
         assert not is_filled(folder, other)
     assert json.loads((folder / NOTE).read_text("utf-8"))["set"] == cache_variables(folder)
+    assert not is_filled(folder, PRINTS, first_step="one run's"), "no trainer took its first step"
+    note_filled(folder, PRINTS, first_step="one run's")
+    assert is_filled(folder, PRINTS, first_step="one run's")
+    assert is_filled(folder, PRINTS)
+    assert not is_filled(folder, PRINTS, first_step="another's")
     (folder / NOTE).write_text("[]")
     assert not is_filled(folder, PRINTS)
     with pytest.raises(InputError, match="cannot make the cache folder"):

@@ -34,10 +34,13 @@ def load() -> int:
         return 0
     try:
         info = torch.compiler.load_cache_artifacts(file.read_bytes())
-    except Exception as error:  # noqa: BLE001 - whatever another torch cannot read, this one can compile
-        log.warning("what torch.compile made before is not used: %s: %s: %s", file, type(error).__name__, error)
+        problem = "torch cannot read it" if info is None else ""
+    except Exception as error:  # noqa: BLE001 - whatever another torch wrote, this one can compile
+        info, problem = None, f"{type(error).__name__}: {error}"
+    if info is None:
+        log.warning("what torch.compile made before is not used: %s: %s", file, problem)
         return 0
-    graphs = 0 if info is None else len(info.inductor_artifacts)
+    graphs = len(info.inductor_artifacts)
     log.info("compiled: %d graphs from %s", graphs, file)
     return graphs
 
