@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -357,6 +358,38 @@ def test_the_bundled_trainers_own_convolution_is_known(named: str, own: bool, tm
     intent = read(tmp_path, {"model": {"path": "org/model", "convolution": named}, "batch": {"tokens": 8192}})
     assert intent.grouped_heads
     assert intent.own_convolution is own
+
+
+@pytest.mark.parametrize(
+    ("data", "batch", "length"),
+    [
+        ({}, {"tokens": 16384}, 16384),
+        ({"max_length": 2048}, {"tokens": 16384}, 16384),
+        ({"max_length": 2048}, {"mode": "padded"}, 2048),
+        ({}, {"mode": "sorted", "tokens": 4096}, 4096),
+        ({"max_length": "long"}, {"mode": "padded", "tokens": True}, None),
+    ],
+)
+def test_the_bundled_trainers_rows_have_a_length(
+    data: dict[str, Any], batch: dict[str, Any], length: int | None, tmp_path: Path
+) -> None:
+    """What `verify` measures at, unless it is told."""
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps({"model": {"path": "org/model"}, "data": {"path": "synthetic", **data}, "batch": batch}))
+    reading = read_training_config(path, {})
+    assert (reading.bundled, reading.length) == (True, length)
+
+
+def test_the_bundled_trainers_default_length_is_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps({"model": {"path": "org/model"}, "data": {"path": "synthetic"}}))
+    trainer = (ROOT / "train/kernelguard_train/config.py").read_text()
+    default = re.search(r"^    tokens: int = key\((\d+),", trainer, re.MULTILINE)
+    assert default is not None
+    assert read_training_config(path, {}).length == int(default[1])
+    other = tmp_path / "args.json"
+    other.write_text(json.dumps({"output_dir": "o", "max_steps": 3}))
+    assert (read_training_config(other, {}).bundled, read_training_config(other, {}).length) == (False, None)
 
 
 def test_trainer_arguments_say_nothing_about_packing(tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ def test_a_run_finds_what_was_compiled_ahead_in_a_folder_it_cannot_write_to(tmp_
     assert f"compiled: 2 graphs from {cache / compiled.NAME}" in ran.stderr
     assert "fx graph cache hit" in ran.stderr
     assert "fx graph cache miss" not in ran.stderr
+    assert [path.name for path in cache.iterdir()] == [compiled.NAME], "root may write to it all the same"
 
 
 def test_what_cannot_be_unpacked_is_told_and_compiled_anew(
