@@ -16,6 +16,8 @@ _UNTOLD_FIX = {
     Outcome.UNREACHABLE: "verify where the hub can be reached, or put the kernel into the cache: the run needs it too",
 }
 
+_FILL = "verify again with the same --warm-cache: what is there is used, and what is missing is made"
+
 
 def findings(verdict: Verdict, fixes: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
     """Everything the verdict says, for the assessment.
@@ -27,7 +29,9 @@ def findings(verdict: Verdict, fixes: Mapping[str, str] | None = None) -> tuple[
     found += _of_isolation(verdict)
     found += _of_trace(verdict)
     found += [Finding(code="verify-problem", status=Status.UNKNOWN, reason=problem) for problem in verdict.problems]
-    found += [Finding(code="cache-incomplete", status=Status.WARN, reason=text) for text in verdict.cache_problems]
+    found += [
+        Finding(code="cache-incomplete", status=Status.WARN, reason=text, fix=_FILL) for text in verdict.cache_problems
+    ]
     return tuple(found)
 
 
