@@ -34,7 +34,7 @@ ROOT = HERE.parent
 SLICE = ROOT / "train/examples/qwen3.5-27b-slice.toml"
 SETTINGS = ("model.layers=4", "batch.tokens=4096", "train.steps=4", "data.synthetic_samples=4000")
 WAYS = ("empty", "kernels", "verified", "image", "again")
-COMPILED = "torch-compile.bin"
+COMPILED = "torch-compile-*.bin"
 """What torch.compile made (kernelguard_train/compiled.py)."""
 
 

@@ -73,6 +73,12 @@ def test_losses_that_hardly_change_are_said_to_show_nothing(bench: Any) -> None:
     assert not found["can_show_a_fault"]
 
 
+def test_without_the_loss_of_the_saved_step_nothing_is_shown(bench: Any) -> None:
+    found = bench.compare_losses({4: 11.5}, WENT_ON, WENT_ON, 3, TOKENS)
+    assert not found["passed"]
+    assert not found["can_show_a_fault"]
+
+
 def test_a_rank_is_found_below_the_launcher(bench: Any) -> None:
     inner = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     outer = f"""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
@@ -310,7 +311,7 @@ def compare_losses(
     where the number of ranks is another, by 2^-9 of what the updates since the checkpoint changed the loss by: one rank
     sums gradients in float32, several round each batch's to bf16 (as in train_resume.py).
     """
-    start = killed.get(saved, 0.0)
+    start = killed.get(saved, math.nan)
     summing = tokens * 2.0**-24
     found: dict[str, Any] = {"from_step": saved, "tokens": tokens}
     passed = min(several, default=0) == min(one, default=0) == saved + 1  # neither did a step that the checkpoint held

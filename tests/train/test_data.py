@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -354,3 +357,36 @@ def test_synthetic_samples_do_not_depend_on_who_draws_them() -> None:
     for a, b in zip(first, second, strict=True):
         assert torch.equal(a.batches[0].input_ids, b.batches[0].input_ids)
         assert int(a.batches[0].input_ids.max()) < 97
+
+
+def test_what_prepares_samples_ends_with_a_run_that_is_killed_while_it_imports(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    script = f"""
+import multiprocessing, os, sys
+if __name__ == "__main__":
+    sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[2] / "train")]!r}
+    import tiny, torch
+    from pathlib import Path
+    from kernelguard_train.stream import Position, load_steps
+    config = tiny.configured(Path({str(model_folder)!r}), "data.workers=1")
+    steps = load_steps(config, 600, rank=0, world=1, start=Position(), device=torch.device("cpu"))
+    Path({str(tmp_path / "pids")!r}).write_text(" ".join(str(c.pid) for c in multiprocessing.active_children()))
+    os.kill(os.getpid(), 9)
+"""
+    (tmp_path / "run.py").write_text(script)
+    # Not to a pipe: what is left behind would hold it open.
+    done = subprocess.run([sys.executable, str(tmp_path / "run.py")], stdout=subprocess.DEVNULL, check=False)
+    assert done.returncode == -9
+    (pid,) = map(int, (tmp_path / "pids").read_text().split())
+
+    def lives() -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+        except OSError:
+            return False
+
+    until = time.monotonic() + 30
+    while lives() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not lives(), "it imports for seconds, finds its parent gone, and ends"

@@ -212,8 +212,12 @@ def test_the_documented_starts_are_the_measured_ones() -> None:
     assert starts[1, "empty"]["steps"] == 0
     image = starts[4, "image"]
     assert image["start_to_first_step_s"] < 20.0, "the aim"
-    said = f"{image['start_to_first_step_s']:.0f} s from\nan image's layer, {image['imports_s']:.0f} of them imports"
-    assert f"it took {said}" in (BENCHMARKS.parent / "README.md").read_text()
+    assert round(image["start_to_first_step_s"]) == round(starts[4, "verified"]["start_to_first_step_s"]) == 12
+    assert round(image["imports_s"]) == round(starts[4, "verified"]["imports_s"]) == 8
+    readme = (BENCHMARKS.parent / "README.md").read_text()
+    assert "it took 12 s with the\nfolder that `verify --warm-cache` leaves, 8 of them imports" in readme
+    saved = starts[4, "kernels"]["start_to_first_step_s"] - starts[4, "verified"]["start_to_first_step_s"]
+    assert f"what torch.compile made saves {saved:.1f} s" in page
 
 
 def test_the_documented_other_models_are_the_measured_ones() -> None:
@@ -248,9 +252,12 @@ def test_what_is_said_of_two_gpus_was_measured() -> None:
     assert f"after {preflight['seconds']:.1f} s, where 45 are the target" in guarded
     assert f"with 78 after {launched['changed']['outcome']['seconds']:.1f} s" in guarded
     assert preflight["collectives"]["backend"] == "nccl"
-    rate = f"{preflight['collectives']['bus_gb_per_s']['slowest']:.0f} GB/s"
-    assert rate in guarded
-    assert rate in page
+    launches = [launched["train"], found["recover"]["killed"], found["recover"]["resumed-2"]]
+    rates = sorted(row["outcome"]["collectives"]["bus_gb_per_s"]["slowest"] for row in launches)
+    assert f"{rates[0]:.0f} to {rates[-1]:.0f} GB/s" in guarded
+    assert f"{rates[0]:.0f} to {rates[-1]:.0f} GB/s" in page
+    took = sorted(row["outcome"]["timings"]["collectives"] for row in launches)
+    assert f"{took[0]:.1f} to {took[-1]:.1f}, and" in guarded
     assert launched["kernels_of_step_1"]["causal_conv1d_fn"] == ["_convolve", "_convolve_back"]
     assert (
         f"{launched['summary']['tokens_per_s']:,.0f} tokens/s per GPU, {100 * launched['summary']['mfu']:.1f} % MFU"
@@ -286,7 +293,7 @@ def test_every_way_of_starting_runs_in_toy_size(tmp_path: Path, toy: Path) -> No
     cache = tmp_path / "cache"
     (cache / "kernel").mkdir(parents=True)
     (cache / "kernel" / "x.json").write_text("{}")
-    (cache / "torch-compile.bin").write_bytes(b"of another torch")
+    (cache / "torch-compile-a.bin").write_bytes(b"of another torch")
     command = [sys.executable, str(BENCHMARKS / "cold_start.py"), "--json", str(tmp_path / "out.json")]
     small = [f"model.path={toy}", "model.layers=4", "batch.tokens=256", "train.device=cpu", "train.steps=2"]
     small += ["model.compute_dtype=float32", "data.synthetic_median=40", "data.synthetic_samples=200"]
@@ -299,10 +306,10 @@ def test_every_way_of_starting_runs_in_toy_size(tmp_path: Path, toy: Path) -> No
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     starts = json.loads((tmp_path / "out.json").read_text())["starts"]
     assert [row["way"] for row in starts] == ["empty", "kernels", "image"]
-    unread = [any("torch-compile.bin" in text for _, text in row["told"]) for row in starts]
+    unread = [any("torch-compile-a.bin" in text for _, text in row["told"]) for row in starts]
     assert unread == [False, False, True], "and one that cannot be read ends nothing"
     assert all(row["start_to_first_step_s"] > row["imports_s"] > 0 and row["steps"] == 2 for row in starts)
-    assert {path.name for path in cache.rglob("*")} == {"kernel", "x.json", "torch-compile.bin"}, (
+    assert {path.name for path in cache.rglob("*")} == {"kernel", "x.json", "torch-compile-a.bin"}, (
         "nothing is written to what verify left"
     )
     refused = subprocess.run([*command, "--ways", "lukewarm"], capture_output=True, text=True, check=False)

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 import tiny
-from transformers import AutoConfig
 
 from command import ROOT
 from kernelguard_train import compiled, warmup
-from kernelguard_train.config import CheckpointConfig
-from kernelguard_train.errors import ConfigError, OutputError
+from kernelguard_train.config import CheckpointConfig, Config
+from kernelguard_train.errors import ConfigError, ModelError, OutputError
 
 
 @pytest.mark.parametrize(
@@ -29,13 +28,21 @@ from kernelguard_train.errors import ConfigError, OutputError
         ("llama", {"num_hidden_layers": 12}, 2),
         ("llama", {"num_hidden_layers": 1}, 1),
         ("bamba", {"num_hidden_layers": 6, "attn_layer_indices": [4]}, 5),
+        ("llama", {"num_hidden_layers": 12, "attn_implementation": "flash_attention_2"}, 2),
+        (
+            "llama",
+            {"model_type": "smollm3", "num_hidden_layers": 6, "no_rope_layers": [1, 1, 1, 0, 1, 1], "pad_token_id": 0},
+            4,
+        ),
     ],
 )
 def test_as_few_layers_as_hold_one_of_each_kind(
     tmp_path: Path, architecture: str, changes: dict[str, Any], expected: int
 ) -> None:
-    text = AutoConfig.from_pretrained(tiny.write_config(tmp_path / "m", architecture, **changes))
-    assert warmup.layers_of_each_kind(text) == expected
+    config = tiny.configured(tiny.write_config(tmp_path / "m", architecture, **changes))
+    assert warmup.layers_of_each_kind(config) == expected
+    shorter = replace(config, model=replace(config.model, layers=1))
+    assert warmup.layers_of_each_kind(shorter) == 1, "model.layers is the run's own limit"
 
 
 def test_layers_that_differ_only_in_a_setting_are_two_kinds(tmp_path: Path) -> None:
@@ -43,7 +50,21 @@ def test_layers_that_differ_only_in_a_setting_are_two_kinds(tmp_path: Path) -> N
     gemma = {**tiny.ARCHITECTURES["llama"], "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
     gemma |= {"num_hidden_layers": 6, "layer_types": ["full_attention"] * 3 + ["sliding_attention"] * 3}
     (tmp_path / "config.json").write_text(json.dumps(gemma))
-    assert warmup.layers_of_each_kind(AutoConfig.from_pretrained(tmp_path)) == 4
+    assert warmup.layers_of_each_kind(tiny.configured(tmp_path)) == 4
+
+
+def test_where_fewer_layers_make_no_model_all_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a later layer shares its weights with an earlier one (Zamba)."""
+    whole = warmup._on_meta
+
+    def refusing(config: Config) -> Any:
+        if config.model.layers:
+            raise ModelError("tied weights")
+        return whole(config)
+
+    monkeypatch.setattr(warmup, "_on_meta", refusing)
+    config = tiny.configured(tiny.write_config(tmp_path / "m", "llama", num_hidden_layers=7))
+    assert warmup.layers_of_each_kind(config) == 7
 
 
 def test_it_is_the_runs_own_configuration_and_writes_nothing_of_the_run(model_folder: Path, tmp_path: Path) -> None:
@@ -59,6 +80,8 @@ def test_it_is_the_runs_own_configuration_and_writes_nothing_of_the_run(model_fo
     assert short.optim == config.optim
     assert replace(short.batch, per_step=16) == config.batch
     assert replace(short.model, init=config.model.init, layers=config.model.layers) == config.model
+    groups = replace(config, parallel=replace(config.parallel, shard=8))
+    assert warmup.shortened(groups, tmp_path).parallel == config.parallel, "one rank shares with nobody"
     assert warmup.shortened(replace(config, batch=replace(config.batch, per_step=0)), tmp_path).batch.per_step == 0
 
 
@@ -77,28 +100,53 @@ def trainer(cache: Path, inductor: Path, *arguments: str) -> subprocess.Complete
     )  # fmt: skip
 
 
-@pytest.mark.thorough
-def test_a_run_finds_what_was_compiled_ahead_in_a_folder_it_cannot_write_to(tmp_path: Path) -> None:
+RUN = (
+    "model.init=random", "model.compute_dtype=float32", 'model.compile=["mlp"]', "data.path=synthetic",
+    "data.synthetic_samples=40", "data.synthetic_median=40", "batch.window=16", "train.device=cpu", "train.steps=1",
+    "checkpoint.at_end=false", "checkpoint.export=false",
+)  # fmt: skip
+
+
+def test_runs_find_what_was_compiled_ahead_for_each_of_them(tmp_path: Path) -> None:
     model = tiny.write_config(tmp_path / "m", "llama", num_hidden_layers=3)
     cache, output = tmp_path / "cache", tmp_path / "run"
-    settings = [
-        f"model.path={model}", "model.init=random", "model.compute_dtype=float32", 'model.compile=["mlp"]',
-        "data.path=synthetic", "data.synthetic_samples=40", "data.synthetic_median=40", "batch.tokens=256",
-        "batch.window=16", "train.device=cpu", "train.steps=1", f"train.output={output}", "checkpoint.at_end=false",
-        "checkpoint.export=false",
-    ]  # fmt: skip
-    made = trainer(cache, tmp_path / "one", *settings, "--warm-up")
-    assert made.returncode == 0, made.stderr[-2000:]
-    assert f"warm: {cache}, with 2 graphs of torch.compile" in made.stderr, "one forward, one backward"
+    settings = [f"model.path={model}", f"train.output={output}", *RUN]
+    for tokens in (256, 512):
+        made = trainer(cache, tmp_path / f"made-{tokens}", *settings, f"batch.tokens={tokens}", "--warm-up")
+        assert made.returncode == 0, made.stderr[-2000:]
+        assert f"warm: {cache}, with 2 graphs of torch.compile" in made.stderr, "one forward, one backward"
     assert not output.exists()
-    assert [path.name for path in cache.iterdir()] == [compiled.NAME]
-    cache.chmod(0o555)
-    ran = trainer(cache, tmp_path / "two", *settings)
+    left = sorted(path.name for path in cache.iterdir())
+    assert len(left) == len(list(cache.glob(compiled.NAME))) == 2
+    ran = trainer(cache, tmp_path / "ran", *settings, "batch.tokens=256")
     assert ran.returncode == 0, ran.stderr[-2000:]
-    assert f"compiled: 2 graphs from {cache / compiled.NAME}" in ran.stderr
+    assert all(f"compiled: 2 graphs from {cache / name}" in ran.stderr for name in left)
     assert "fx graph cache hit" in ran.stderr
     assert "fx graph cache miss" not in ran.stderr
-    assert [path.name for path in cache.iterdir()] == [compiled.NAME], "root may write to it all the same"
+    assert sorted(path.name for path in cache.iterdir()) == left, "a run leaves the folder as it is"
+
+
+def test_a_stop_ends_it_where_it_is_and_leaves_nothing(tmp_path: Path) -> None:
+    model = tiny.write_config(tmp_path / "m", "llama", num_hidden_layers=3)
+    (tmp_path / "tmp").mkdir()
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "train"), "TMPDIR": str(tmp_path / "tmp")}
+    environ.pop("TRITON_CACHE_DIR", None)
+    # 64 batches of 16,384 tokens: it would take minutes.
+    settings = [f"model.path={model}", *RUN[:2], *RUN[3:], "batch.tokens=16384", "--warm-up"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kernelguard_train", *settings], stderr=subprocess.PIPE, text=True, env=environ
+    )
+    assert process.stderr is not None
+    try:
+        while "attention: sdpa" not in (line := process.stderr.readline()):
+            assert line, "it ended before it could be stopped"
+        process.terminate()
+        _, told = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 143
+    assert "error: asked to stop; nothing is kept" in told
+    assert not list((tmp_path / "tmp").glob("kernelguard-train-*"))
 
 
 def test_what_cannot_be_unpacked_is_told_and_compiled_anew(
@@ -106,16 +154,19 @@ def test_what_cannot_be_unpacked_is_told_and_compiled_anew(
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     assert compiled.load() == 0
-    (tmp_path / compiled.NAME).write_bytes(b"of another torch")
+    (tmp_path / "torch-compile-a.bin").write_bytes(b"of another torch")
     assert compiled.load() == 0
-    assert f"what torch.compile made before is not used: {tmp_path / compiled.NAME}" in caplog.text
+    assert f"what torch.compile made before is not used: {tmp_path / 'torch-compile-a.bin'}" in caplog.text
 
 
-def test_where_nothing_can_be_left_the_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_can_be_left_the_folder_is_named(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny.configured(model_folder)
     (tmp_path / "file").touch()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "x"))
     monkeypatch.setattr("torch.compiler.save_cache_artifacts", lambda: (b"x", None))
-    with pytest.raises(OutputError, match=r"TRITON_CACHE_DIR: .*torch-compile.bin cannot be written: Not a directory"):
-        compiled.save()
+    with pytest.raises(OutputError, match=r"TRITON_CACHE_DIR: .*torch-compile-\w+.bin cannot be written: Not a dir"):
+        compiled.save(config)
     monkeypatch.delenv("TRITON_CACHE_DIR")
-    assert "as TRITON_CACHE_DIR is not set" in compiled.save()
+    assert "as TRITON_CACHE_DIR is not set" in compiled.save(config)

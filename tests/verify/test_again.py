@@ -103,6 +103,8 @@ def test_a_cache_is_filled_for_one_fingerprint(tmp_path: Path) -> None:
     assert json.loads((folder / NOTE).read_text("utf-8"))["set"] == cache_variables(folder)
     assert not is_filled(folder, PRINTS, first_step="one run's"), "no trainer took its first step"
     note_filled(folder, PRINTS, first_step="one run's")
+    assert not is_filled(folder, PRINTS, first_step="one run's"), "what torch.compile made is not there"
+    (folder / "torch-compile-a.bin").touch()
     assert is_filled(folder, PRINTS, first_step="one run's")
     assert is_filled(folder, PRINTS)
     assert not is_filled(folder, PRINTS, first_step="another's")

@@ -61,10 +61,18 @@ def test_it_is_the_verified_model_at_the_verified_length(tmp_path: Path) -> None
             "it ended with exit code 1: the configuration is unusable: - batch.tokens = 250; expected more",
         ),
         ("raise RuntimeError('CUDA out of memory')", "it ended with exit code 1: RuntimeError: CUDA out of memory"),
+        (
+            "print('[rank0]:[W] destroy_process_group() was not called', file=sys.stderr); raise ValueError('no')",
+            "it ended with exit code 1: ValueError: no",
+        ),
+        (
+            "import atexit; atexit.register(print, '[W] no destroy_process_group()'); raise ValueError('no')",
+            "it ended with exit code 1: ValueError: no",
+        ),
         ("os.kill(os.getpid(), 11)", "it was killed by SIGSEGV"),
         ("import time; time.sleep(60)", "it did not end within 1 s"),
     ],
-    ids=["refused", "raised", "crashed", "hung"],
+    ids=["refused", "raised", "warned-before", "warned-after", "crashed", "hung"],
 )
 def test_every_failure_is_told_in_the_trainers_own_words(tmp_path: Path, body: str, said: str) -> None:
     environ = a_trainer(tmp_path, body)
@@ -111,6 +119,7 @@ def test_a_folder_is_filled_once(tmp_path: Path) -> None:
     environ = a_trainer(tmp_path, f"open({str(tmp_path / 'count')!r}, 'a').write('x')")
     run, cache = configured(tmp_path), tmp_path / "cache"
     cache.mkdir()
+    (cache / "torch-compile-a.bin").touch()
     for _ in range(2):
         assert warming(environ).warmed(cache, [RIGHT], run) == ()
     assert is_filled(cache, PRINTS, first_step=run.digest(512))
@@ -119,6 +128,9 @@ def test_a_folder_is_filled_once(tmp_path: Path) -> None:
     assert warming(environ).warmed(cache, [RIGHT], run) == ()
     assert warming(environ, length=1024).warmed(cache, [RIGHT], run) == ()
     assert (tmp_path / "count").read_text() == "xxx", "another configuration, another length"
+    (cache / "torch-compile-a.bin").unlink()
+    assert warming(environ, length=1024).warmed(cache, [RIGHT], run) == ()
+    assert (tmp_path / "count").read_text() == "xxxx", "a copy without what torch.compile made"
 
 
 def test_what_the_folder_lacks_is_a_warning_and_no_doubt_about_kernels(tmp_path: Path) -> None:
@@ -141,6 +153,8 @@ def test_below_the_gpu_level_and_without_a_trainer_nothing_is_started(tmp_path: 
     cache.mkdir()
     assert warming(environ, level=Level.INTERPRETED).warmed(cache, [RIGHT], run) == ()
     assert warming(environ).warmed(cache, [RIGHT], None) == ()
+    (problem,) = warming(environ, prints=replace(PRINTS, gpu="")).warmed(cache, [RIGHT], run)
+    assert problem.endswith("there is no GPU here, and its kernels are compiled for one")
     assert not (tmp_path / "count").exists()
     run.config.unlink()
     (problem,) = warming(environ).warmed(cache, [RIGHT], run)

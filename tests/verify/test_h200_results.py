@@ -17,7 +17,7 @@ from kernelguard.verify.values import Outcome, Verdict
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 NAMES = (
     "fla060-triton371", "fla060-stock-triton", "fla041-stock-triton", "isolation", "names", "27b", "27b-grouped",
-    "mamba",
+    "mamba", "flash-qla",
 )  # fmt: skip
 
 
@@ -203,3 +203,21 @@ def test_what_is_said_of_flashqla_was_measured() -> None:
     assert found["repeats_that_differed_of_5"] == 0
     assert found["samples_apart"]
     assert f"{found['forward_and_backward_ms']['median']:.1f} ms forward" in page
+
+
+def test_flashqla_in_verify_is_told_as_what_it_was(verdicts: dict[str, Verdict]) -> None:
+    """Its backward pass was not compiled in time: no pass, whatever else is known of it."""
+    verdict = verdicts["flash-qla"]
+    delta = next(p for p in verdict.probes if p.symbol == "chunk_gated_delta_rule")
+    assert delta.outcome is Outcome.HUNG
+    assert delta.seconds == pytest.approx(127, abs=0.5)
+    assert "flash-qla" in verdict.fingerprint.distributions
+    found = findings(verdict)
+    assert worst(f.status for f in found) is Status.UNKNOWN
+    assert [f.status for f in found if f.code == "cache-incomplete"] == [Status.WARN]
+    assert verdict.isolation[0].isolated is True
+    assert verdict.trace is not None
+    ran = next(p for p in verdict.trace.fast_paths if p.symbol == "chunk_gated_delta_rule")
+    assert all(run.name.startswith("tilelang_") for run in ran.kernels)
+    assert ran.forward
+    assert ran.backward

@@ -60,16 +60,6 @@ def folder_of(config: Config) -> Path:
     return Path(config.train.output) / "checkpoints"
 
 
-def likely_position(config: Config) -> Position:
-    """Where the run will go on, unless its newest checkpoint turns out to be unreadable or another run's."""
-    found = complete(config)
-    try:
-        run = json.loads((found[-1] / "run.json").read_text(encoding="utf-8"))
-        return Position(**run["progress"]["position"])
-    except (IndexError, OSError, ValueError, KeyError, TypeError):
-        return Position()
-
-
 class Checkpoints:
     """The checkpoints of one run."""
 

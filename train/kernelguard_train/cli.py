@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -68,10 +69,11 @@ def _warm_up(config: Config) -> int:
     from kernelguard_train.warmup import shortened  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory(prefix="kernelguard-train-") as folder:
-        code = _train(shortened(config, Path(folder)))
+        short = shortened(config, Path(folder))
+        code = _train(short, at_once=True)
     if code:
         return code
-    sys.stderr.write(f"warm: {compiled.save()}\n")
+    sys.stderr.write(f"warm: {compiled.save(short)}\n")
     return 0
 
 
@@ -85,7 +87,8 @@ def _audit(config: Config, count: int) -> int:
     return 0
 
 
-def _train(config: Config) -> int:
+def _train(config: Config, *, at_once: bool = False) -> int:
+    """Trains; `at_once`: a SIGTERM ends it where it is, for nothing is worth saving."""
     import torch.distributed as dist  # noqa: PLC0415
 
     from kernelguard_train import ranks  # noqa: PLC0415
@@ -95,13 +98,15 @@ def _train(config: Config) -> int:
     setup_logging(first=os.environ.get("RANK", "0") == "0")
     try:
         own = ranks.start(config)
-        with Report(config, first=own.first) as report, ranks.StopRequest() as stop:
+        with Report(config, first=own.first) as report, ranks.StopRequest(at_once=at_once) as stop:
             train(config, own, report, stop)
     except TrainError as error:
         if ranks.should_print(error):
             sys.stderr.write(f"error: {error}\n")
         if dist.is_initialized() and dist.get_world_size() > 1:
             # Other ranks may wait in a collective that this one will never join: leave without a farewell.
+            for child in multiprocessing.active_children():
+                child.terminate()
             sys.stderr.flush()
             os._exit(error.exit_code)
         code = error.exit_code

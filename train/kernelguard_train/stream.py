@@ -8,8 +8,10 @@ are, and three numbers say where the run stands.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -190,6 +192,15 @@ def _judge(config: Config, window: Window, counts: Counts) -> None:
         raise DataError(f"data.path: none of the {counts.rows} rows can be trained on")
 
 
+def _end_with(parent: int, _worker: int) -> None:
+    """Ends a process that prepares samples for one that is gone.
+
+    torch's own look at that begins only now, and what was gone before, while this process imported, it never notices.
+    """
+    if os.getppid() != parent:
+        os._exit(0)
+
+
 def load_steps(
     config: Config, vocabulary: int, *, rank: int, world: int, start: Position, device: torch.device
 ) -> Iterator[Step]:
@@ -212,6 +223,7 @@ def load_steps(
         # A forked child of a process that uses CUDA, or threads, may hang.
         multiprocessing_context="spawn" if workers else None,
         prefetch_factor=2 if workers else None,
+        worker_init_fn=partial(_end_with, os.getpid()),
     )
     finish = Batch.pin_memory if device.type == "cuda" else lambda batch: batch
     gather = over_ranks if world > 1 else alone

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from kernelguard_train import compiled, isolation, recompute
-from kernelguard_train.checkpoint import Checkpoints, Progress, likely_position
+from kernelguard_train.checkpoint import Checkpoints, Progress, complete
 from kernelguard_train.config import Config
 from kernelguard_train.errors import DataError, Interrupted
 from kernelguard_train.export import export
@@ -57,14 +57,15 @@ def train(config: Config, ranks: Ranks, report: Report, stop: StopRequest) -> Pr
     torch.use_deterministic_algorithms(config.train.deterministic)
     batches_per_step(config, ranks.world)
 
-    # The process that prepares samples imports for seconds, and does it while this one makes the model.
     vocabulary = text_config(config).vocab_size
 
     def steps_from(position: Position) -> Iterator[Step]:
         return load_steps(config, vocabulary, rank=ranks.rank, world=ranks.world, start=position, device=ranks.device)
 
-    likely = likely_position(config)
-    steps = steps_from(likely)
+    # The process that prepares samples imports for seconds: in a new run it does so while this one makes the model. Not
+    # while a checkpoint is read: should that process die, torch raises it here, and a good checkpoint would be called
+    # unreadable.
+    steps = None if complete(config) else steps_from(Position())
 
     # The model, on all ranks together, and its optimizer.
     mesh = make_mesh(ranks.device, ranks.world, config.parallel.shard)
@@ -87,7 +88,7 @@ def train(config: Config, ranks: Ranks, report: Report, stop: StopRequest) -> Pr
     progress = resumed or Progress()
     if resumed:
         log.info("resumed at step %d", progress.step)
-    if progress.position != likely:
+    if steps is None or resumed:
         steps = steps_from(progress.position)
 
     name = torch.cuda.get_device_name() if ranks.device.type == "cuda" else ""

@@ -13,6 +13,8 @@ from kernelguard.verify.values import Fingerprint
 
 NOTE = "kernelguard.json"
 """Beside the caches: what they were filled for, and how a training process finds them."""
+COMPILED = "torch-compile-*.bin"
+"""What torch.compile made for the bundled trainer (kernelguard_train/compiled.py)."""
 _MATTERS = ("gpu", "capability", "torch", "triton", "ptxas", "distributions", "records", "shapes")
 
 
@@ -47,10 +49,11 @@ def is_filled(folder: Path, fingerprint: Fingerprint, *, first_step: str = "") -
     """
     try:
         note = json.loads((folder / NOTE).read_text("utf-8"))
-        filled = bool(note["filled_for"] == _digest(fingerprint))
-        return filled and (not first_step or note.get("first_step") == first_step)
+        filled, stepped = note["filled_for"] == _digest(fingerprint), note.get("first_step") == first_step
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
+    # Copies may have left out what torch.compile made.
+    return bool(filled) and (not first_step or (stepped and any(folder.glob(COMPILED))))
 
 
 def note_filled(folder: Path, fingerprint: Fingerprint, *, first_step: str = "") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from kernelguard.observe.process import run_limited, signal_name
 
 _LAST_WORDS = 400
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit): ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,10 @@ def compile_first_step(
 
 
 def _last_words(output: str) -> str:
-    """The trainer's own error, which may be a list, else the last line, which is an exception's."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    own = next((n for n, line in enumerate(lines) if line.startswith("error: ")), len(lines) - 1)
-    return " ".join(lines[own:]).removeprefix("error: ")[:_LAST_WORDS]
+    """The trainer's own error, which may be a list, else the last exception, else the last line."""
+    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+    own = next((n for n, line in enumerate(lines) if line.startswith("error: ")), None)
+    if own is not None:
+        return " ".join(line.strip() for line in lines[own:]).removeprefix("error: ")[:_LAST_WORDS]
+    # What a process group says of its end may come after it.
+    return next((line for line in reversed(lines) if _EXCEPTION.match(line)), lines[-1].strip())[:_LAST_WORDS]

@@ -283,6 +283,8 @@ class _Run:
             digest = first_step.digest(self.length)
         except OSError as error:
             return "", f"{first_step.config} cannot be read: {error.strerror}"
+        if not self.prints.gpu:
+            return "", "there is no GPU here, and its kernels are compiled for one"
         if is_filled(folder, self.prints, first_step=digest):
             return digest, ""
         problem = compile_first_step(
