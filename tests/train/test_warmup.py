@@ -133,19 +133,18 @@ def test_a_stop_ends_it_where_it_is_and_leaves_nothing(tmp_path: Path) -> None:
     environ.pop("TRITON_CACHE_DIR", None)
     # 64 batches of 16,384 tokens: it would take minutes.
     settings = [f"model.path={model}", *RUN[:2], *RUN[3:], "batch.tokens=16384", "--warm-up"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "kernelguard_train", *settings], stderr=subprocess.PIPE, text=True, env=environ
-    )
-    assert process.stderr is not None
-    try:
-        while "attention: sdpa" not in (line := process.stderr.readline()):
-            assert line, "it ended before it could be stopped"
-        process.terminate()
-        _, told = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 143
-    assert "error: asked to stop; nothing is kept" in told
+    command = [sys.executable, "-m", "kernelguard_train", *settings]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ) as process:
+        assert process.stderr is not None
+        try:
+            while "attention: sdpa" not in (line := process.stderr.readline()):
+                assert line, "it ended before it could be stopped"
+            process.terminate()
+            told = process.stderr.read()
+            assert process.wait(timeout=60) == 143
+        finally:
+            process.kill()
+    assert "error: asked to stop; nothing is kept\n" in told
     assert not list((tmp_path / "tmp").glob("kernelguard-train-*"))
 
 

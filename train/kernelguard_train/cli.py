@@ -5,14 +5,19 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from kernelguard_train import configfile
 from kernelguard_train.config import Config
-from kernelguard_train.errors import TrainError
+from kernelguard_train.errors import Interrupted, TrainError
 
 
 def parser() -> argparse.ArgumentParser:
@@ -69,8 +74,16 @@ def _warm_up(config: Config) -> int:
     from kernelguard_train.warmup import shortened  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory(prefix="kernelguard-train-") as folder:
+
+        def leave(_number: int, _frame: FrameType | None) -> NoReturn:
+            # Not an exception: this may interrupt what takes any exception for its own.
+            shutil.rmtree(folder, ignore_errors=True)
+            os.write(2, b"error: asked to stop; nothing is kept\n")
+            os._exit(Interrupted.exit_code)
+
+        signal.signal(signal.SIGTERM, leave)
         short = shortened(config, Path(folder))
-        code = _train(short, at_once=True)
+        code = _train(short, saves=False)
     if code:
         return code
     sys.stderr.write(f"warm: {compiled.save(short)}\n")
@@ -87,8 +100,8 @@ def _audit(config: Config, count: int) -> int:
     return 0
 
 
-def _train(config: Config, *, at_once: bool = False) -> int:
-    """Trains; `at_once`: a SIGTERM ends it where it is, for nothing is worth saving."""
+def _train(config: Config, *, saves: bool = True) -> int:
+    """Trains; `saves`: a SIGTERM is for it, and what was trained so far is saved."""
     import torch.distributed as dist  # noqa: PLC0415
 
     from kernelguard_train import ranks  # noqa: PLC0415
@@ -98,7 +111,8 @@ def _train(config: Config, *, at_once: bool = False) -> int:
     setup_logging(first=os.environ.get("RANK", "0") == "0")
     try:
         own = ranks.start(config)
-        with Report(config, first=own.first) as report, ranks.StopRequest(at_once=at_once) as stop:
+        stop = ranks.StopRequest()
+        with Report(config, first=own.first) as report, stop if saves else nullcontext():
             train(config, own, report, stop)
     except TrainError as error:
         if ranks.should_print(error):

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from kernelguard_train.config import Config
-from kernelguard_train.errors import ConfigError, Interrupted, TrainError
+from kernelguard_train.errors import ConfigError, TrainError
 
 _ERROR_KEY = "kernelguard_train/error/0"
 _PATIENCE = timedelta(seconds=5)
@@ -99,14 +99,10 @@ def should_print(error: TrainError) -> bool:
 
 
 class StopRequest(AbstractContextManager["StopRequest"]):
-    """Remembers a SIGTERM, so that the step that is under way can be finished and saved.
+    """Remembers a SIGTERM, so that the step that is under way can be finished and saved."""
 
-    With `at_once` it raises Interrupted instead, wherever the process is.
-    """
-
-    def __init__(self, *, at_once: bool = False) -> None:
+    def __init__(self) -> None:
         self.asked = False
-        self.at_once = at_once
         self._before: Any = None
 
     def __enter__(self) -> Self:
@@ -118,5 +114,3 @@ class StopRequest(AbstractContextManager["StopRequest"]):
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         self.asked = True
-        if self.at_once:
-            raise Interrupted("asked to stop; nothing is kept")
