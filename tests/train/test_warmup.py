@@ -131,7 +131,7 @@ def test_a_stop_ends_it_where_it_is_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "train"), "TMPDIR": str(tmp_path / "tmp")}
     environ.pop("TRITON_CACHE_DIR", None)
-    # 64 batches of 16,384 tokens: it would take minutes.
+    # So large that the check of isolation alone takes seconds, into which the stop falls.
     settings = [f"model.path={model}", *RUN[:2], *RUN[3:], "batch.tokens=16384", "--warm-up"]
     command = [sys.executable, "-m", "kernelguard_train", *settings]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ) as process:

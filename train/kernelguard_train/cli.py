@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import shutil
 import signal
@@ -119,8 +118,6 @@ def _train(config: Config, *, saves: bool = True) -> int:
             sys.stderr.write(f"error: {error}\n")
         if dist.is_initialized() and dist.get_world_size() > 1:
             # Other ranks may wait in a collective that this one will never join: leave without a farewell.
-            for child in multiprocessing.active_children():
-                child.terminate()
             sys.stderr.flush()
             os._exit(error.exit_code)
         code = error.exit_code

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from kernelguard_train.config import Config, TrainConfig
+from kernelguard_train.config import Config
 from kernelguard_train.errors import OutputError
 
 log = logging.getLogger("kernelguard_train")
@@ -83,6 +83,6 @@ def save(config: Config) -> str:
 
 
 def _digest(config: Config) -> str:
-    """Of everything but how long it runs and where to: what comes later for the same takes the earlier one's place."""
-    facts = f"{replace(config, train=TrainConfig())} {torch.__version__}"
+    """Of everything but what changes no kernel: what comes later for the same takes the earlier one's place."""
+    facts = f"{replace(config, train=replace(config.train, output='', seed=0))} {torch.__version__}"
     return hashlib.sha256(facts.encode()).hexdigest()[:16]

@@ -16,7 +16,7 @@ _UNTOLD_FIX = {
     Outcome.UNREACHABLE: "verify where the hub can be reached, or put the kernel into the cache: the run needs it too",
 }
 
-_FILL = "verify again with the same --warm-cache: what is there is used, and what is missing is made"
+_FILL = "mend what it says, or give it more --timeout, and verify again: what is in the folder is used"
 
 
 def findings(verdict: Verdict, fixes: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
